@@ -20,7 +20,7 @@ EPILOG = """sources:
                            one document per line: .jsonl, .json (or .gz, .zst)
                            one document per row: .parquet
   s3://... gs://... az://... https://... hf://...
-                           the same files in a bucket or on a server; with
+                           such files in a bucket or on a server; with
                            https, end a folder's name with /; for an S3 server
                            other than Amazon's, set AWS_ENDPOINT_URL
   hf:OWNER/NAME[:CONFIG][@REVISION]
@@ -93,7 +93,7 @@ class StatsCommand:
     against: Annotated[
         tuple[Path, ...],
         option(
-            "JSON Lines file, or token directory with held-out splits; its texts are searched for in the train split",
+            "JSON Lines file, or token directory with held-out splits; look for its texts in the train split",
             "FILE|DIR",
         ),
     ] = attrs.field(default=(), kw_only=True)

@@ -27,7 +27,7 @@ PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH
 
 
 def write(directory: Path, source: Path, *, workers: int = 0, bucket: str | None = None, **options: Any) -> Manifest:
-    """Prepare the bytes of a source, in this process or with workers; return the manifest."""
+    """Prepare a source with the bytes tokenizer, in this process or with workers. Return the manifest."""
     executor = {"executor": "process", "workers": workers} if workers else {"executor": "inline"}
     place = {"output": str(directory)} if bucket is None else {"output": bucket, "scratch": directory}
     fixed = {"sources": (str(source),), "tokenizer": "bytes", "split": "tail", "validation_fraction": 0.0}
@@ -72,7 +72,7 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
 
 
 def succeed(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command, whose exit status must be 0."""
+    """Run a command and check that its exit status is 0."""
     done = run(command, *options, **environment)
     assert done.returncode == 0, done.stderr
     return done
@@ -86,7 +86,7 @@ COMMAND = (*FRACTION, "--unit-bytes", "100000")
 def kill_again_and_again(
     sources: list[str], out: Path, expected_files: dict[str, str], kills: int, ray_address: str
 ) -> None:
-    """Start preparations that write to `out`, and kill them until `kills` were hit. Then let the last one finish."""
+    """Start preparations that write to `out`, until `kills` of them have been killed. Then let the last one finish."""
     draw, hits = random.Random(kills), 0
     ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
     ways.append(("--executor", "ray", "--ray-address", ray_address))

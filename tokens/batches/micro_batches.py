@@ -96,7 +96,7 @@ class Reading:
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
-    weighted: bool = False  # True if the weights in the files apply to the targets; False if all count the same
+    weighted: bool = False  # True if the weights in the files apply to the targets; False if all targets count the same
 
     @property
     def growing(self) -> "list[GrowingTokens]":

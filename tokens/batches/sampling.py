@@ -134,8 +134,8 @@ def read_target_weights(parts: list[tuple[TokenStream, int]], context_length: in
 class WindowOrder:
     """The order in which a stream's windows are read: as in the stream, or in a new permutation in each epoch.
 
-    If there are eras, each of `era` consecutive windows, the windows are permuted only within their era. To read a
-    window, the stream is then needed only up to the end of the window's era.
+    If `era` is not None, the stream is divided into eras of `era` consecutive windows, and windows are permuted only
+    within their era. To read a window, the stream is then needed only up to the end of the window's era.
     """
 
     count: int  # windows of one epoch
@@ -205,7 +205,10 @@ def mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def _subtree_boundary(first: int, last: int, odd: int) -> int:
-    """For the largest possible k, return the multiple of `odd` * 2^k in `first` .. `last`. Otherwise return `last`."""
+    """Return the number in `first` .. `last` that is a multiple of `odd` * 2^k for the largest possible k.
+
+    If the range contains no multiple of `odd`, return `last`.
+    """
     step = odd << last.bit_length()
     while step >= odd:
         if (number := last // step * step) >= first:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completely
 UNREAD = "with a field {} that is not read"  # a kind of problem that causes no loss
-NAMED_FIELDS, NAME_CHARACTERS = 30, 40  # limits for unread fields counted by name: number of fields, length of a name
-# If a key occurs twice in an object, that key is stored in the object under REPEATED. No file has a key of this name.
+# The first 30 unread fields are counted under their own names, and a message shows at most 40 characters of a name.
+NAMED_FIELDS, NAME_CHARACTERS = 30, 40
+# If a key occurs twice in an object, its name is stored in the object under REPEATED, a key that no file contains.
 REPEATED = "a key given twice\0"
 
 
@@ -200,7 +201,7 @@ def _check_unique(where: str, value: Any) -> None:
 
 
 def _check_loss_field(fields: dict[str, Any]) -> None:
-    """Raise ValueError if a field says that the record does not count in the loss, because every answer counts."""
+    """Raise ValueError if a field says that the record does not count in the loss. In our rule, every answer counts."""
     if (name := excluded_by(fields)) is not None:
         got = f"got {quoted(name)}: {quoted(fields[name])}"
         raise ValueError("no conversation", f"{got}, but every answer counts in the loss; remove the record")

@@ -14,8 +14,9 @@ PLACES = 256  # maximum number of places from which a sample is read
 class DocumentSample:
     """A sample of text that depends only on the units, their sizes and `most_bytes`.
 
-    Each place is the beginning of a unit, and all places contribute equal shares. Small units are read first, and the
-    unused parts of their shares go to the other places, so sources with less than `most_bytes` are read completely.
+    The text is read from several places. Each place is the beginning of a unit, and all places contribute equal shares.
+    Small units are read first, and the unused parts of their shares go to the other places, so sources with less than
+    `most_bytes` are read completely.
     """
 
     reader: Reader

@@ -71,7 +71,7 @@ class Extent:
 
 
 class Problems:
-    """Counts and examples of input that was left out or changed."""
+    """Numbers and examples of problems: input that was left out or changed."""
 
     def __init__(self) -> None:
         self.lost_documents = 0

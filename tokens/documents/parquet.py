@@ -38,7 +38,7 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
 
 
 def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]:
-    """Return the column `name`, or if it is None, the columns from which conversations are read.
+    """Return the column `name`. If `name` is None, return the columns from which conversations are read.
 
     These are all columns whose values decide how a record is read, as for records in JSON Lines.
     """
@@ -46,7 +46,7 @@ def columns(table: "pyarrow.parquet.ParquetFile", name: str | None) -> list[str]
     if name is not None:
         return [name]
     complete = [form for form in FORMS if {*form} <= {*names}]
-    # If no form is complete, read the fields of all forms, so that each record is reported with the fields it lacks.
+    # If no form is complete, read the fields of all forms, so that errors can name the fields that a record does have.
     fields = [field for form in complete or FORMS for field in (*form, *FORMS[form])]
     return [field for field in (*fields, *REFUSED_FIELDS, *LOSS_FIELDS) if field in names]
 

@@ -1,10 +1,10 @@
 """Document reader: read the documents of a unit of work from any input format, in pieces of bounded size.
 
 A unit consists of ranges of files. A line or row belongs to the range in which it begins. A text file is one document.
-A long text file is not cut exactly at the edges of the ranges. For each edge, it is cut at the first position after the
-edge where a cut changes no token. The units on both sides of an edge find the same position, so units of any size give
-the same documents and tokens. With a separator, a text file contains several documents, and each belongs to the range
-in which it begins.
+A long text file is not cut exactly at the edges of the ranges. For each edge, the file is cut at the first position
+after the edge where a cut changes no token. The units on both sides of an edge find the same position, so units of any
+size give the same documents and tokens. With a separator, a text file contains several documents, and each document
+belongs to the range in which it begins.
 """
 
 import json
@@ -117,7 +117,7 @@ class Reader:
                 yield from self._part(item, stream, data, Part(begin, end, begin, end, True))
 
     def _part(self, item: Input, stream: BinaryIO, data: bytes, part: Part) -> Iterator[Piece]:
-        """Yield a part of a document of a text file. `data` contains the first bytes of the document."""
+        """Yield one part of a document in a text file. `data` contains the first bytes of the document."""
         head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], text_file.Replaced()
         ends, previous_end, contains_mark = part.ends_document, "", False
         for piece in text_file.text_pieces(stream, part.begin, part.end, replaced, self._pattern):
@@ -308,7 +308,7 @@ def parse(line: str, object_of: Callable[[list[tuple[str, Any]]], Any] | None = 
     except json.JSONDecodeError:
         raise
     except ValueError:
-        # Python refuses to parse an integer of more than 4,300 digits, but parses it as a float.
+        # Python refuses to parse an integer of more than 4,300 digits, but it parses the same digits as a float.
         return json.loads(line, parse_int=float, object_pairs_hook=object_of)
 
 

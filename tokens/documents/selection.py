@@ -25,7 +25,8 @@ SPLIT_WORDS = {
     **dict.fromkeys(("heldout", "holdout"), "test"),
 }
 HELD_OUT = re.compile(r"(held|hold)[-_. ]out")  # "held out" or "hold out", written as two words
-# Folders whose .md and .py files belong to a split. Other words, such as `training`, are often folders of code or docs.
+# Folders whose .md and .py files belong to a split. A folder with another name, such as `training`, often contains code
+# or documentation.
 SPLIT_FOLDERS = ("train", "validation", "valid", "val", "dev", "test")
 # How the names of files about a dataset begin, in lower case. A text file with such a name counts as a card if record
 # files are next to it.
@@ -79,10 +80,10 @@ class Selection:
 
 
 def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = lambda name: False) -> Selection:
-    """Decide which of the files `names`, relative to the folder `where`, are documents.
+    """Decide which files of the folder `where` are documents. `names` are their paths in this folder.
 
-    `is_card` judges by a README's content whether it describes a dataset of the hub. Raises BadInput if the
-    files are several splits of a dataset.
+    `is_card` says whether the content of a README describes a dataset of the hub. Raises BadInput if the files are
+    several splits of a dataset.
     """
     selection, visible = Selection(), list[str]()
     for name in names:
@@ -114,7 +115,7 @@ def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = la
 
 
 def refuse_several_splits(where: str, top: str, names: list[str]) -> None:
-    """Raise BadInput if `names`, relative to the folder `top`, belong to several splits.
+    """Raise BadInput if the files `names` below the folder `top` belong to several splits.
 
     `where` is the source as the user spelled it.
     """

@@ -26,7 +26,7 @@ LONE_SPACES = " \n\t"
 NUL = "NUL bytes: not text, or not in UTF-8; convert the file to UTF-8, or leave it out"
 WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file, and is not part of the text
-HEAD_BYTES = 1 << 18  # bytes at the start of a file that tell text from other data
+HEAD_BYTES = 1 << 18  # bytes at the start of a file; they decide whether the file is text
 BAD_SHARE, BAD_BYTES = 0.01, 16  # share and number of bad bytes; a head that exceeds both is not text
 EDGE_BYTES = 1 << 16  # number of bytes that are searched at a time for a cut position
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
@@ -92,7 +92,7 @@ class Replaced:
 
 
 def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of the documents that begin in a range.
+    """Yield the first byte and the end of each document that begins in a range.
 
     Separators never overlap, even if the end of the separator's text equals its beginning.
     """

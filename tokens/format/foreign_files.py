@@ -37,7 +37,7 @@ class ForeignName:
     name: str
     suffix: str
     split: str | None  # None if the name contains no split, or several splits
-    token_set: str  # the other words of the name; "" for nanoGPT's files, which have only a split
+    token_set: str  # the other words of the name; "" for nanoGPT's files, whose names have no other words
     number: int | None  # shard number
 
     def renumbered(self, number: int) -> str:

@@ -68,7 +68,7 @@ class TokenStream:
             weights.fill(1)
 
     def read_into(self, values: np.ndarray, start: int, *, weights: bool = False) -> None:
-        """Fill a contiguous 1-D array with the tokens from `start` on, in their dtype.
+        """Fill a contiguous 1-D array of the stream's dtype with the tokens from `start` on.
 
         With `weights`, fill a uint8 array with the weights of these tokens instead.
         """

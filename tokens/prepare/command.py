@@ -167,7 +167,7 @@ class TokenizerCommand:
     ] = Path("token_files/tokenizer.json")
     pattern: Annotated[
         Literal["cl100k", "gpt2", "o200k"],
-        option("how to split text; up to three digits stay together, but with gpt2 any number of digits"),
+        option("how to split text; gpt2 keeps any number of digits together, the other patterns up to three"),
     ] = "cl100k"
     sample_bytes: Annotated[
         int,

@@ -3,7 +3,7 @@
 The line is written when the tokens of the unit are on the disk.
 
 Anything after the last complete line of the log, or after the tokens of that line's unit, was left by a killed process.
-It is cut off at the next start.
+The next start cuts these remains off.
 """
 
 import json
@@ -24,7 +24,7 @@ from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 COMMITS = "ledger.jsonl"
-SHOWN = 5  # maximum number of examples in the totals for each kind of problem
+SHOWN = 5  # for each kind of problem, the totals keep at most this number of examples
 FORMAT = 1
 
 

@@ -79,7 +79,7 @@ class Result:
 def run_unit(job: EncodeJob, task: Task) -> Result:
     """Write the tokens of a unit to its `unit_file`s. Every call writes the same bytes.
 
-    Raises BadInput if an input cannot be read or encoded, and OSError.
+    Raises OSError, and raises BadInput if an input cannot be read or encoded.
     """
     settings, encoder = job.settings, _encoder(job.tokenizer, job.directory.parent, job.recipe)
     if settings.template is None:
@@ -185,7 +185,7 @@ class _PartWriter:
     def finish(self) -> UnitPart | None:
         """Give the file its final name, and return the `UnitPart`, or None if nothing was written.
 
-        The file is not synced, because only committed tokens must survive a crash.
+        The file is not synced, because tokens need not survive a crash before they are committed.
         """
         if self._packer is not None:
             self._packer.flush()
@@ -215,7 +215,7 @@ def _encoder(record: TokenizerRecord, ranks: Path, recipe: Path | None) -> Encod
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Yield batches of pieces. To bound memory, a batch is limited by its total text length, not by its pieces."""
+    """Yield batches of pieces. To bound memory, the total length of the texts in a batch is limited."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:

@@ -1,8 +1,8 @@
 """Growing token files of one split. They are hidden while they grow, and get their names when the split is complete.
 
-The file is `.partial-train.safetensors`, or shards of equal length, `.partial-train-00000.safetensors` and so on. The
-number of shards is known only at the end. The shards are then renamed to `train-00000-of-00012.safetensors` and so on,
-or to `train.safetensors` if there is only one.
+A split is one file, `.partial-train.safetensors`, or it consists of shards of equal length,
+`.partial-train-00000.safetensors` and so on. The number of shards is known only at the end. The shards are then renamed
+to `train-00000-of-00012.safetensors` and so on, or to `train.safetensors` if there is only one.
 """
 
 import os

@@ -30,7 +30,10 @@ class GrowingTokens:
     """A token directory that may still be in preparation."""
 
     def __init__(self, directory: Path):
-        """Open a directory. Raises BadInput if it has no plan, or if tokens will be moved to other files at the end."""
+        """Open a directory.
+
+        Raises BadInput if it has no plan, or if its preparation will move tokens to other files at the end.
+        """
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(f"{directory}: has no {PLAN}; first run prepare_data.py SOURCE... --output {directory}")

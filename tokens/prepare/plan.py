@@ -36,7 +36,7 @@ LARGEST_PLAN_BYTES = 1 << 40  # limit for a plan file, which is large because it
 HASH, TAIL = "hash", "tail"
 WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # conversations in these files cannot be divided into several units
 GROWING_WORD = np.dtype("<u4")  # a token of packed conversations in a growing file: its id and its weight
-COUNTED = 31  # the bit of a word that is the weight of its token
+COUNTED = 31  # number of the bit of a word that holds the token's weight
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are also fields of PrepareSettings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
@@ -231,7 +231,7 @@ def read_plan(directory: Path) -> UnitPlan | None:
 
 def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sources: list[Source]) -> None:
     """Raise BadInput for the first difference between a command and the plan that it would resume."""
-    where = f"{directory / PLAN}: another command started these tokens"
+    where = f"{directory / PLAN}: another command started this preparation"
     advice = "repeat that command, or pass another --output"
     if plan.settings.version != settings.version:
         raise BadInput(
@@ -243,7 +243,8 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
             continue  # a tail split needs no seed, but earlier versions accepted a seed
         if got != was:
             raise BadInput(f"{where}: {field.name}: got {got!s:.200}, wanted {was!s:.200}; {advice}")
-    # Plans of earlier versions may contain passwords and signatures, and a signed URL differs with each command.
+    # Compare without secrets, because plans of earlier versions may contain passwords and signatures, and a signed URL
+    # differs with each command.
     was_listed, now_listed = ([source.recorded.inputs for source in listed] for listed in (plan.sources, sources))
     was_inputs, now_inputs = ([item for inputs in listed for item in inputs] for listed in (was_listed, now_listed))
     was_paths, now_paths = ([item.path for item in inputs] for inputs in (was_inputs, now_inputs))
@@ -267,7 +268,7 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
 
 
 def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
-    """Yield the smallest parts of an input that can be in different units, with their sizes in bytes."""
+    """Divide an input into the smallest parts that units can have. Yield each part with its size in bytes."""
     if settings.template is not None and item.path.endswith(TEXT_SUFFIXES):
         raise BadInput(
             f"{item.path}: is text, but conversations are in .jsonl, .json or .parquet files; name these, or use a glob"

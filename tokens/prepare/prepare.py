@@ -36,7 +36,7 @@ CUT_PROBE = "ab cd\tef\ngh 12\t34\n5 x. y, (z) \u4e2d \u6587 \u00e9\u00e8 's don
 def prepare(command: PrepareCommand) -> Manifest:
     """Write token files, or complete unfinished ones, and return their manifest.
 
-    Raises BadInput and OSError; committed units are kept.
+    Raises BadInput or OSError. Units that were committed before the error are kept.
     """
     directory = command.directory.absolute()
     _check_output(command)
@@ -230,7 +230,7 @@ def _check_output(command: PrepareCommand) -> None:
 
 
 def _refuse_other_tokens(directory: Path) -> None:
-    """Raise BadInput if a folder has tokens but no plan. Delete hidden files, because no plan can resume them."""
+    """Raise BadInput if a folder has tokens but no plan. Delete hidden files, which are of no use without a plan."""
     existing_files = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(COMMITS)]
     if existing_files:
         raise BadInput(

@@ -41,7 +41,7 @@ class TooFewDocuments(BadInput):
 
 
 def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float]:
-    """Return the held-out splits without tokens, with the requested shares of the documents."""
+    """Return the requested share of the documents for each held-out split that has no tokens."""
     return {split: share for split, share in settings.held_out.items() if not totals.tokens[split]}
 
 

@@ -25,7 +25,9 @@ from tokens.tokenizer.template import TURN_TOKENS
 from tokens.tokenizer.tokenizer import byte_pair_tokenizer
 
 PART_CHARACTERS = 50_000  # longer texts are cut into parts of this length, because the trainer buffers 256 texts
-LONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # texts are cut here: the trainer's time is quadratic in a match's length
+# Matches 1,000 characters in a row without white space, or 1,000 white-space characters. A text is cut after each
+# match, because the trainer's time is quadratic in the length of such a run.
+LONG_RUN = re.compile(r"\S{1000}|\s{1000}")
 
 
 def train_tokenizer(command: TokenizerCommand) -> list[str]:
@@ -89,7 +91,7 @@ def _train(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes
 
 
 def _train_here(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
-    """Return up to `count` ranks, single bytes first. There are fewer ranks if no more pairs occur twice."""
+    """Return up to `count` ranks, single bytes first. There are fewer ranks if no other pair occurs twice."""
     from tokenizers import Tokenizer, pre_tokenizers, trainers
 
     untrained = byte_pair_tokenizer("bytes", {bytes([byte]): byte for byte in range(256)}, pattern)

@@ -57,7 +57,7 @@ def status(where: str) -> list[str]:
     ]
     lengths = totals.cut or totals.tokens
     for split in [split for split in SPLITS if lengths[split]]:
-        # If the tail of train was cut off, the number of its documents is not known.
+        # If the tail of train was cut off, it is not known how many documents of train are left.
         is_unchanged = lengths[split] == totals.tokens[split]
         document_text = f", {counted(totals.documents[split], 'document')}" if is_unchanged else ""
         lines.append(f"  {split:10} {counted(lengths[split], 'token')}{document_text}")
@@ -88,7 +88,7 @@ def verify(where: str) -> list[str]:
             except BadInput as error:  # the ledger is damaged
                 damaged.append(str(error))
             if units and not damaged:
-                damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest does not match the tokens"]
+                damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: the recorded digest does not match these tokens"]
     if damaged:
         origin = f"; damaged: {'; '.join(units)}" if units else ""
         remaining = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
@@ -130,7 +130,7 @@ def _damaged_files(directory: Path, bucket: Bucket | None, manifest: Manifest) -
 
 
 def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
-    """Describe each unit whose tokens in `where` do not match its digest in the commit log, and name its sources."""
+    """Describe each unit whose tokens in `where` do not match the digest in the commit log. Also name its sources."""
     if plan.settings.template is not None:  # the digest was computed from words of the growing files
         return
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
@@ -176,7 +176,10 @@ def _slices_by_split(where: str, log: Totals, manifest: Manifest, item_bytes: in
 
 
 def _between(slices: list[Slice], begin: int, end: int) -> list[Slice]:
-    """Concatenate the slices, and return the part from byte `begin` up to, but not including, `end` as slices."""
+    """Take the slices as one sequence of bytes. Return slices of its part from byte `begin` up to byte `end`.
+
+    Byte `end` is not included.
+    """
     selected, position = [], 0
     for piece in slices:
         first, last = max(begin, position), min(end, position + piece.end - piece.begin)

@@ -20,7 +20,9 @@ from tokens.search.stream_blocks import common_dtype, in_blocks, locate
 # Number of tokens in an n-gram. It is small because two texts from one template share only short runs of words.
 SHINGLE = 5
 BANDS, ROWS = 20, 4
-SIMILARITY = 0.6  # least similarity of near-duplicates; 94% of pairs at 0.6 become candidates, and 99.997% at 0.8
+# Lowest similarity of near-duplicates. Pairs with a similarity of 0.6 become candidates with a probability of 94%, and
+# pairs with a similarity of 0.8 with a probability of 99.997%.
+SIMILARITY = 0.6
 KEPT_PAIRS = 5  # maximum number of pairs that are kept as examples
 EMPTY = np.uint32((1 << 32) - 1)  # hash of a document without n-grams
 

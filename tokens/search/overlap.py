@@ -45,7 +45,7 @@ class Overlap:
 
 
 def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int = GRAM) -> Overlap:
-    """Search streams for all items, in passes of about PASS_TOKENS tokens of items.
+    """Search streams for all items. Each pass searches for items with about PASS_TOKENS tokens in total.
 
     Raises BadInput if a file can no longer be read.
     """

@@ -1,4 +1,4 @@
-"""Report lines on contamination of a train split by items or held-out documents, and on near-duplicate documents."""
+"""Lines that report near-duplicate documents, and contamination of a train split by items or held-out documents."""
 
 from pathlib import Path
 

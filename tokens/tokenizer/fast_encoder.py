@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # symbols may also begin with an apostrophe.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
-# An apostrophe and a long s after a letter or its mark. If case is ignored, these two characters are the contraction
-# "'s". fastokens does not recognize this contraction in o200k's pattern.
+# An apostrophe and a long s after a letter or a combining mark. If case is ignored, these two characters are the
+# contraction "'s". fastokens does not recognize this contraction in o200k's pattern.
 LONG_S = re.compile(r"[^\s!-/:-@\[-`{-~]'\u017f")
 
 

@@ -72,7 +72,7 @@ KNOWN_SPLIT = {
     "invert": (False, True),
 }
 NFC = {"type": "NFC"}  # the only normalizer that is supported; it joins letters and their accents
-# The versions of these classes whose names end in Fast use tokenizer.json.
+# Each of these classes also has a version that uses tokenizer.json. The name of that version ends in Fast.
 CLASSES = ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
 KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {  # for tokenizer_config.json; its other keys do not change ids
     "tokenizer_class": (
@@ -124,7 +124,7 @@ def write_tokenizer_files(
     """
     text = tokenizer_text(tokenizer)
     model = json.loads(text)["model"]
-    # GPT2Tokenizer and vocab.json support only GPT-2's pattern, and only tokens that merges form.
+    # GPT2Tokenizer and vocab.json support only GPT-2's pattern, and every token must be the result of merges.
     is_like_gpt2 = tokenizer.pattern in (None, GPT2) and "ignore_merges" not in model
     settings: dict[str, Any] = {
         "tokenizer_class": "GPT2Tokenizer" if is_like_gpt2 else "PreTrainedTokenizerFast",
@@ -244,7 +244,7 @@ def _added_tokens(path: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 def _coder(
     path: Path, name: str, values: dict[str, Any], ranks: dict[bytes, int], added: list[dict[str, Any]]
 ) -> Coder:
-    """Return the coder of a tokenizer.json: tiktoken's if a splitting pattern is enough, otherwise the library's.
+    """Return the coder of a tokenizer.json. It is tiktoken's if a splitting pattern is enough, else the library's.
 
     `added` is the list of added tokens with all their keys, as `_added_tokens` returns it.
     """
@@ -323,7 +323,7 @@ def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
-    """Raise BadInput unless the merges encode as the ranks do. Additional merges are allowed, as they never apply."""
+    """Raise BadInput unless the merges give the same ids as the ranks. Other merges are allowed: they never apply."""
     required_merges, unreached = merges(ranks)
     letters, words = printable_letters(), model["vocab"]
     pairs = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]

@@ -219,8 +219,8 @@ def _load_known(name: str) -> Tokenizer:
 def _load_encoding(name: str) -> "tiktoken.Encoding":
     """Return an encoding that tiktoken has cached, or that it downloads with our web client.
 
-    tiktoken's own download has no time limit, and it sends the password that ~/.netrc has for the host. Its download
-    function is replaced only during this call, because tiktoken also reads local files with it.
+    tiktoken's own download has no time limit, and it sends the password that ~/.netrc has for the host. tiktoken's
+    download function is replaced only during this call, because tiktoken reads local files with the same function.
     """
     import tiktoken
     import tiktoken.load

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROLES = SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")  # the turn tokens of the template "turns"
-TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in the text that a file's template renders
+TURN_TOKEN = re.compile(r"<\|[^\s<>|]+\|>")  # matches turn tokens in text that a template from a file has written
 SUFFIX = ".jinja"  # end of a template file's name
 ODD = ' Is "A"\n<b>& c? '  # a text that a filter, such as trim or escape, would change
 REASONING = "</think>"  # some templates divide an answer here
@@ -111,7 +111,7 @@ class Template:
             if number is None and part not in tokenizer.special_tokens:
                 text, follows_answer = text + part, follows_answer and not part.strip()
             elif number is not None and messages[number].role != ASSISTANT:
-                # This content and the text around it are encoded as one text, as other programs do.
+                # This content and the text around it are encoded as one text, as in other programs.
                 text, follows_answer = text + rendered.contents[number], False
             else:
                 # A special token, together with any white space before it, ends an answer.
@@ -156,7 +156,7 @@ TEMPLATES = {
         "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
         TURN_TOKENS,
     ),
-    # Stanford's Alpaca (Taori et al. 2023), which gpjt's comparisons use; a system message replaces its first sentence
+    # Stanford's Alpaca (Taori et al. 2023), which gpjt's comparisons use; a system message replaces its introduction
     "alpaca": Template(
         "{% if messages and messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% else %}Below is an "
         "instruction that describes a task. Write a response that appropriately completes the request.{% endif %}"

@@ -108,8 +108,8 @@ class BytePairCoder:
 class LibraryCoder:
     """Byte-pair encoding by the `tokenizers` library, for tokenizers that a single splitting pattern cannot describe.
 
-    Some published tokenizers normalize a text, split it several times, or have added tokens, such as Qwen 3's
-    `<think>`, that are not special, but still replace their text everywhere.
+    Some published tokenizers normalize a text, or split it several times. Others have added tokens, such as Qwen 3's
+    `<think>`. Such a token is not special, but it still replaces its text everywhere.
     """
 
     ranks: dict[bytes, int]  # ids of byte pairs, and of added tokens that are not special
@@ -206,7 +206,7 @@ class Tokenizer:
         return self.coder.characters if isinstance(self.coder, CharacterCoder) else None
 
     def with_special_tokens(self, names: Iterable[str]) -> "Tokenizer":
-        """Return a tokenizer that also has these special tokens; new names get the ids after its vocabulary.
+        """Return a tokenizer that also has these special tokens. New names get the ids after the existing ids.
 
         Raises BadInput for a name that is an added token of a tokenizer.json but not a special one. A text that
         contains the name would get that token's id, and the model would learn a second id for the same turn.
@@ -282,7 +282,7 @@ def check_all_bytes(name: str, ranks: dict[bytes, int]) -> None:
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """Return a sha256 of an encoder's ids for PROBE, which are texts on which encoders differ.
+    """Return a sha256 of the ids that an encoder gives to the texts in PROBE, which were chosen to tell encoders apart.
 
     The only special token that affects the hash is the end of text. Names and versions of encoders are not sufficient,
     because tiktoken's ids may change when its regex library gets new Unicode tables.

@@ -74,7 +74,7 @@ def test_block_size_does_not_change_batches(sources: tuple[TokenSource, ...], mo
 def test_each_epoch_reads_every_window_once(sources: tuple[TokenSource, ...]) -> None:
     read = read_steps(reading_of(sources, 1)).flatten(0, 1)[:, 0].tolist()
     of_b = [(first - 1000 - 3) // CONTEXT for first in read if 1000 <= first < 1000 + LENGTHS["b"]]
-    # b gets 1/4 of the 40 samples of the first 5 steps, and 1/2 of the 32 samples of the last 4 steps.
+    # b gets 1/4 of the 40 samples in the first 5 steps, and 1/2 of the 32 samples in the last 4 steps.
     assert len(of_b) == 10 + 16
     first, second, third = of_b[:10], of_b[10:20], of_b[20:]
     assert sorted(first) == sorted(second) == list(range(10))

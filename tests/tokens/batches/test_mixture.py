@@ -16,7 +16,7 @@ def off_by(sources: list[int], shares: tuple[int, ...]) -> float:
     """Return the largest difference, in samples, between a source's count in a prefix and its share of that prefix."""
     chosen = np.array(sources)[:, None] == np.arange(len(shares))
     samples = np.arange(1, len(sources) + 1)[:, None]
-    # multiplied by D, so that all numbers are integers
+    # The differences are multiplied by the sum of the shares, so that all numbers are integers.
     return float(np.abs(np.cumsum(chosen, axis=0) * sum(shares) - samples * np.array(shares)).max() / sum(shares))
 
 

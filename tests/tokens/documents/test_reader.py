@@ -191,7 +191,7 @@ def test_a_huge_line_takes_linear_time_and_constant_memory(tmp_path: Path, kind:
     path = tmp_path / f"a.{kind}"
     with path.open("wb") as file:
         if kind == "json":
-            file.truncate(1 << 30)  # a line without an end, like a JSON array
+            file.truncate(1 << 30)  # a very long line, as in a file that is one JSON array
             file.seek(0, io.SEEK_END)
         else:  # a quadratic reader (15 s for a fifth of these bytes) would exceed the test's time limit
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:

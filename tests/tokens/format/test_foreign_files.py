@@ -173,5 +173,5 @@ def test_missing_first_shards_are_reported(tmp_path: Path) -> None:
     assert "its train shards start with a_train_000003.bin; earlier shards, such as a_train_000002.bin," in note
     assert len(notes("a_val_2.bin", "a_train_0.bin", split="validation")) == 1
     assert notes("a_train_000000.bin") == notes("a_train_000001.bin") == notes("train.bin") == []
-    # Both splits are numbered together.
+    # The numbers of the train shards follow those of the validation shards.
     assert notes("a_val_000000.bin", "a_val_000001.bin", "a_train_000002.bin") == []

@@ -49,7 +49,7 @@ def test_a_file_truncated_during_reading_is_one_error_line(tmp_path: Path) -> No
         stream.read(40_000, 60_000)
     assert stream.read(0, 3).tolist() == [0, 1, 2]
     path.unlink()
-    assert stream.read(3, 2).tolist() == [3, 4]  # a file that is open can still be read
+    assert stream.read(3, 2).tolist() == [3, 4]  # an open file can still be read after it was deleted
 
 
 FEW = np.arange(4, dtype=np.uint16)

@@ -1,4 +1,4 @@
-"""Bucket output: token files are the same as in a folder, and verified in the bucket. No disk must hold all of them."""
+"""Bucket output: token files are the same as in a folder and are verified. They need not all fit on one disk."""
 
 import re
 from pathlib import Path

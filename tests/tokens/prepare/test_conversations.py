@@ -385,7 +385,7 @@ def test_other_commands_understand_conversations(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="conversations get their weights at the end; wait until then"):
         GrowingTokens(out)
     for changed in ({"template": "alpaca"}, {"context_length": 2 * T}, {"template": None, "context_length": None}):
-        with pytest.raises(BadInput, match=r"another command started these tokens: (vocab|template|context|special)"):
+        with pytest.raises(BadInput, match=r"started this preparation: (vocab|template|context|special)"):
             write(out, tmp_path / "a.jsonl", **TURNS | changed)
     data = bytearray((out / "train.safetensors").read_bytes())
     data[-9] ^= 1  # damages a weight

@@ -91,6 +91,6 @@ def test_a_preparation_resumes_with_a_newly_signed_url(
         assert "hunter2" not in (tmp_path / "out" / "manifest.json").read_text()
         assert texts_of(tmp_path / "out", "train") == ["one", "two"]
         with pytest.raises(
-            BadInput, match=r"another command started these tokens: .* was among its sources, but is missing"
+            BadInput, match=r"another command started this preparation: .* was among its sources, but is missing"
         ):
             write(tmp_path / "out", f"{server.url}/a.jsonl?name=.jsonl")  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def begun_by_another_plan(out: Path) -> None:
     path.write_text(path.read_text().replace('"plan": "', '"plan": "0', 1))
 
 
-# Function that changes the output, options of the next command, expected error
+# Each item: a function that changes the output; the options of the next command; the expected error
 FINISHED: list[tuple[Callable[[Path], object], dict[str, Any], str]] = [
     (lambda out: None, {"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3; repeat that command"),
     (lambda out: None, {"unit_bytes": 1000}, "unit_bytes: got 1000, wanted 16777216"),

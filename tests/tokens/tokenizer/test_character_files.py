@@ -11,7 +11,7 @@ import pytest
 from common.errors import BadInput
 from tokens.tokenizer.loading import read_characters
 
-MANY = [chr(0x20000 + number) for number in range(2500)]  # more than a pickle stores with one instruction
+MANY = [chr(0x20000 + number) for number in range(2500)]  # more items than one pickle instruction stores
 
 
 def meta(characters: list[str]) -> dict[str, Any]:

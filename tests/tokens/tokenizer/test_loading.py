@@ -41,7 +41,7 @@ def test_ordinary_added_tokens_are_part_of_the_identity(tmp_path: Path) -> None:
     assert think.encode("<think>").tolist() != tool.encode("<think>").tolist()
     assert fingerprint(think) == fingerprint(tool) == fingerprint(none) == identity(none)
     assert len({identity(tokenizer_variant) for tokenizer_variant in (think, tool, none)}) == 3
-    # Special tokens in a text are ordinary text.
+    # Another special token changes no ids, because its name in a text is ordinary text.
     assert gives_same_ids(think, with_added("<think>", special=("<|end|>",)))
     assert not gives_same_ids(think, tool) and not gives_same_ids(think, none)
     for first, second in ((think, tool), (tool, think), (none, think), (think, none)):
