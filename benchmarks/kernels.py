@@ -25,8 +25,8 @@ from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import FITS, seconds_per_token
 
 # Patterns for the name of the CUDA kernel, or of the ATen operation on a CPU. The first match counts. Attention comes
-# before matmul, because the names of attention kernels match both patterns. Compiled kernels (triton_...) are
-# elementwise or the loss, although their names also contain the names of neighboring operations.
+# before matmul, because the names of attention kernels match both patterns. Compiled kernels (triton_...) compute
+# elementwise operations or the loss, even if their names also contain the names of neighboring operations.
 KINDS = {
     "communication": r"nccl|c10d|gloo",
     "attention": r"flash|fmha|attention|sdpa",
@@ -74,7 +74,7 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
 
 
 def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> str:
-    """Return a table with a row for each kind: milliseconds per step, share, and the share by the roofline."""
+    """Return a table with a row for each kind: milliseconds per step, share of the step, and share according to the roofline."""
     if not seconds:
         return "kernels: none were recorded; the profiler (CUPTI) may not have permission on this machine"
     ideal = {} if gpu is None else seconds_per_token(config, gpu, FITS[gpu.similar_to])

@@ -189,7 +189,7 @@ class ShardDropout(nn.Module):
         self.rate, self.place, self.exchange = rate, place, exchange
 
     def seed(self, first_seed: int, shard: int) -> None:
-        """Set the seed of a shard's next mask at this place. This does nothing in validation or without dropout."""
+        """Set the seed of a shard's next dropout mask at this place. Do nothing in validation or without dropout."""
         if self.training and self.rate > 0:
             torch.manual_seed((first_seed + self.place * self.exchange.shards + shard) % (1 << 63))
 
