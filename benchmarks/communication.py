@@ -25,7 +25,8 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-# Steps from one log line to the next, because only a logged step waits for the GPU. The first interval is not measured.
+# Steps from one log line to the next. Only a logged step waits for the GPU, so whole intervals are measured, except the
+# first.
 LOG_STEPS = 5
 SHORT_CONTEXT = 64  # tokens
 

@@ -74,7 +74,7 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
 
 
 def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> str:
-    """Return a table with a row for each kind: milliseconds per step, share of the step, and share according to the roofline."""
+    """Return a table with a row for each kind: milliseconds per step, share, and share predicted by the roofline."""
     if not seconds:
         return "kernels: none were recorded; the profiler (CUPTI) may not have permission on this machine"
     ideal = {} if gpu is None else seconds_per_token(config, gpu, FITS[gpu.similar_to])

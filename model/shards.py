@@ -232,7 +232,7 @@ class ShardedBlock(Block):
 
 
 class ShardedGPT(GPT):
-    """The shards of a network that belong to one process. It runs `GPT.hidden` with layers that exchange their results.
+    """One process's shards of a network. `GPT.hidden` runs here with layers that exchange their results.
 
     A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The output head's
     weight exists only in the modules of `shards`, each of which holds some of its rows (see ShardedLoss).

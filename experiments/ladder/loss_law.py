@@ -61,7 +61,7 @@ class LawFit:
     """The laws that were fitted to the points of a ladder. They predict losses with intervals."""
 
     points: tuple[LossPoint, ...]
-    law: LossLaw  # the median of each parameter; it is only printed, and forecasts are not computed from it
+    law: LossLaw  # the median of each parameter; it is printed, but forecasts do not use it
     noise: float  # standard deviation of a run's loss over seeds, as a share of the loss
     laws: Laws
     center: tuple[float, float]  # means of the logarithms of N and D

@@ -38,7 +38,7 @@ from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
 MEASURED = "measured"  # folder next to the runs; it has the measured texts, encoded with the tokenizer of each run
-# Sequences of the measured text are looked up in the training tokens. This is their length: 13 GPT-2 tokens of English.
+# Length of the sequences of measured text that are looked up in the training tokens: 13 GPT-2 tokens of English
 SEQUENCE_BYTES = 56
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02

@@ -57,7 +57,7 @@ class TrialTable:
             lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
             error = f"an error of {2 * self.rule.level:.2g} for all looks together"
             lines.append(
-                f"The interval of the loss has {error}, and the other intervals a confidence of {CONFIDENCE:.0%}."
+                f"The interval of the loss has {error}; the other intervals have a confidence of {CONFIDENCE:.0%}."
             )
             if self.pairs:
                 lines.append(f"All intervals are valid {assumption(len(self.pairs))}.")
