@@ -144,10 +144,10 @@ class BudgetChoice:
 
 
 def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """Return shapes with the proportions of the largest given network.
+    """Return shapes with the proportions of the largest network in `models`.
 
-    The widest shape is at most BEYOND times as wide as the widest given network. The number of layers is a power of the
-    width C, fitted to the given networks.
+    The widest shape is at most BEYOND times as wide as the widest network in `models`. The number of layers is a power
+    of the width C, fitted to `models`.
     """
     largest = max(models, key=matmul_parameter_count)
     head, widths = largest.head_width, [model.emb_dim for model in models]

@@ -65,13 +65,13 @@ class LadderTable:
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *lines, "", *self.notes()])
 
     def show(self) -> None:
-        """Print and write the results. Write the target's forecast, or remove an earlier one if there is none now."""
+        """Print and write the results. Write the target's forecast; if there is none, remove an earlier forecast."""
         target = self.ladder.target.directory
         show_results(self.text, self.record, self.ladder.output, LADDER, str(target))
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:
-        """Return the scaling rules, the settings that they give for the target, and a warning if train.json differs."""
+        """Return the scaling rules, the target's settings by these rules, and a warning if train.json has others."""
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         target_rate, seeds = target.optimization.learning_rate, self.ladder.seeds
@@ -111,7 +111,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
     def record(self) -> dict[str, Any]:
-        """Return the rates, the sizes and the forecast. If there is no forecast, target and law are None."""
+        """Return the rates, the sizes and the forecast. Without a forecast, "target", "law" and "noise" are None."""
         return {
             "run": str(self.ladder.target.directory),
             "rates": [

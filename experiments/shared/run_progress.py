@@ -74,7 +74,7 @@ def read_progress(directory: Path) -> RunProgress:
 
 
 def measured_speed(directory: Path) -> float | None:
-    """Return the tokens/s of a run that has ended, or None. The time includes start-up and validation."""
+    """Return the tokens/s of a run that has ended, or None. The speed includes start-up and validation."""
     records = read_metrics(directory)
     ends = [record for record in records if event_of(record) == RunEvent.END]
     sources = ends[-1].get(Detail.SOURCES, ()) if ends else ()
