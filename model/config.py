@@ -55,7 +55,7 @@ BIASES = {
 
 @attrs.frozen(kw_only=True)
 class ArchitectureOption:
-    """The second row of an option of the network. A key of train.json has only the first, a KeyRow.
+    """The second row of an option of the network. A key of train.json has only the first row, a KeyRow.
 
     In the comments, `config` is a ModelConfig.
     """

@@ -28,7 +28,7 @@ from training.planning.plan_table import ESTIMATE_CAUTION
 from training.planning.price_list import Machine, PriceList
 from training.planning.throughput import ESTIMATE, roofline, throughputs
 
-# Largest ratio of a target's compute to the ladder's for which simulations have tested the coverage of the intervals
+# Simulations have tested the intervals up to this ratio: a target's compute / the compute of the ladder's largest run
 MOST_EXTRAPOLATION = 30.0
 BEYOND = 8  # the widest shape of a family is at most this many times as wide as the ladder's widest size
 BEST_SHOWN = 4  # the best sizes are printed for at most this many machines

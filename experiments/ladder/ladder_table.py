@@ -71,7 +71,10 @@ class LadderTable:
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:
-        """Return the scaling rules, the target's settings by these rules, and a warning if train.json has others."""
+        """Return the scaling rules and the settings that they give for the target, as lines.
+
+        A line warns if the target's train.json has a different learning rate or schedule.
+        """
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         target_rate, seeds = target.optimization.learning_rate, self.ladder.seeds
@@ -84,7 +87,7 @@ class LadderTable:
         ]
         if not 1 / MOST_DEVIATION <= target_rate / rate <= MOST_DEVIATION:
             found_rate = rounded_rate(target_rate)
-            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} assumes the rule's {rate:g}")
+            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} assumes {rate:g}, from the rule")
         if target.optimization.decay != SCHEDULE:
             schedule = target.optimization.decay or "constant"
             lines.append(f'{where} schedule_learning_rate is "{schedule}", but the {subject} assumes "{SCHEDULE}"')

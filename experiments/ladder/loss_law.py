@@ -68,7 +68,7 @@ class LawFit:
 
     @property
     def compute(self) -> float:
-        """The largest product of parameters and tokens among the runs. That run needs six times as many FLOPs."""
+        """The largest product of parameters and tokens of a run. The run's FLOPs are six times this product."""
         return float(max(point.parameters * point.tokens for point in self.points))
 
     def predict(self, parameters: float, tokens: float) -> Interval:

@@ -173,9 +173,9 @@ def _scaled(deviations: float) -> float:
 
 @cache
 def _power(shift: float, level: float, pairs: int) -> float:
-    """Return the probability of finding a true difference, which follows from a noncentral t.
+    """Return the probability that a true difference of `shift` is found, from a noncentral t distribution.
 
-    `shift` is the true difference, in standard deviations of a single pair's difference.
+    The unit of `shift` is the standard deviation of a single pair's difference.
     """
     critical = student_quantile(1 - level, pairs - 1)
     return 1 - float(special.nctdtr(pairs - 1, shift * math.sqrt(pairs), critical))
