@@ -87,7 +87,7 @@ def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> st
 
 
 def _gpu_here() -> Gpu | None:
-    """Return the known GPU with the same name as this machine's GPU and the most similar memory size, or None."""
+    """Return the known GPU with this GPU's name and the most similar memory size, or None if the name is unknown."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)

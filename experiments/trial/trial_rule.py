@@ -68,7 +68,7 @@ class TrialVerdict:
 
     verdict: str  # one of VERDICTS
     text: str
-    # The difference of the loss, in nats per token. The interval's confidence is 1 - 2 x level.
+    # The difference in loss, in nats per token. The interval's confidence is 1 - 2 x level.
     difference: Interval | None = None
 
 
