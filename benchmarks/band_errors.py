@@ -26,7 +26,7 @@ KINDS = (
     "constant, Student's t",
     "half new, half constant",
 )
-# By how much the loss of a faulty run is too high. The unit is the standard deviation, over runs, of a mark's noise.
+# By how much the loss of a faulty run is too high. The unit is the standard deviation of a mark's noise over runs.
 FAULTS = (4.0, 8.0)
 
 

@@ -58,7 +58,7 @@ BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "
 
 
 def run(main: Callable[..., None]) -> None:
-    """Run a benchmark with the options of the command line. A user error prints one line and ends with status 1."""
+    """Run a benchmark with the options of the command line. After a user error, print a line and exit with status 1."""
     exit_on_signals()
     try:
         parser(main)()

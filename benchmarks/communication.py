@@ -5,8 +5,9 @@ python benchmarks/communication.py exposed host [--ranks 8] [--microbatch 16]
 The benchmark trains GPT-2 124M on random tokens with one micro-batch per rank in each step, as runs/8xh100 does.
 
 The exposed communication is the time of a step minus the time of the same step on one rank, where nothing is sent. With
-FSDP, the single rank updates all weights, which hides about a millisecond of communication. In the row `fsdp elastic`,
-the single rank trains the bare network, so the cost of FSDP's hooks counts as exposed communication.
+FSDP, the single rank updates all weights, so its step is slower, and the difference misses about a millisecond of
+communication. In the row `fsdp elastic`, the single rank trains the bare network, so the cost of FSDP's hooks counts as
+exposed communication.
 
 The host time is the time of a step with one short sequence on each rank, so that the GPU has almost nothing to do. No
 step can be faster.
@@ -25,7 +26,8 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-# Steps from one log line to the next, because only a logged step waits for the GPU. The first interval is not measured.
+# Steps from one log line to the next. Only a logged step waits for the GPU, so whole intervals are measured, except the
+# first.
 LOG_STEPS = 5
 SHORT_CONTEXT = 64  # tokens
 

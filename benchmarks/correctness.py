@@ -90,7 +90,7 @@ class SmallRun:
         )
 
     def train(self, name: str, ranks: int, *, device: str | None = None, **keys: Any) -> SmallResult:
-        """Train a run to its end and return its results. `keys` are for train.json. Raise BadInput if this fails."""
+        """Train a run to its end and return its results. `keys` are for train.json. Raise BadInput if the run fails."""
         run = self._write(name, **keys)
         return self._finish(run, self._start(run, ranks, device or self.device))
 

@@ -180,7 +180,7 @@ def limit_seconds(step: HourStep, later: list[HourStep], seconds_left: float) ->
 
 
 def machine_lines() -> list[str]:
-    """Return paragraphs with versions, commit and hardware. No GPU is used, because that would take GPU memory."""
+    """Return paragraphs with versions, commit and hardware. Do not initialize CUDA, which would take GPU memory."""
     torch_line = f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"
     return [f"commit {git_commit()}, {torch_line}", f"{cpu_name()}, {platform.platform()}", *describe_gpus()]
 

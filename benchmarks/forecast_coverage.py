@@ -138,7 +138,7 @@ def ladder(
 ) -> list[LossPoint]:
     """Return the points of one ladder.
 
-    The horizons of a trunk have a part of the noise in common; `shared` is the share of this part in the variance.
+    The horizons of a trunk have a part of the noise in common; `shared` is this part's share of the variance.
     """
     points = []
     sizes = np.geomspace(SMALLEST, SMALLEST * shape.span, shape.sizes).round().tolist()

@@ -25,8 +25,8 @@ from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import FITS, seconds_per_token
 
 # Patterns for the name of the CUDA kernel, or of the ATen operation on a CPU. The first match counts. Attention comes
-# before matmul, because the names of attention kernels match both patterns. Compiled kernels (triton_...) are
-# elementwise or the loss, although their names also contain the names of neighboring operations.
+# before matmul, because the names of attention kernels match both patterns. Compiled kernels (triton_...) compute
+# elementwise operations or the loss, even if their names also contain the names of neighboring operations.
 KINDS = {
     "communication": r"nccl|c10d|gloo",
     "attention": r"flash|fmha|attention|sdpa",
@@ -74,7 +74,7 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
 
 
 def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> str:
-    """Return a table with a row for each kind: milliseconds per step, share, and the share by the roofline."""
+    """Return a table with a row for each kind: milliseconds per step, share, and share predicted by the roofline."""
     if not seconds:
         return "kernels: none were recorded; the profiler (CUPTI) may not have permission on this machine"
     ideal = {} if gpu is None else seconds_per_token(config, gpu, FITS[gpu.similar_to])
@@ -87,7 +87,7 @@ def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> st
 
 
 def _gpu_here() -> Gpu | None:
-    """Return the known GPU with the same name as this machine's GPU and the most similar memory size, or None."""
+    """Return the known GPU with this GPU's name and the most similar memory size, or None if the name is unknown."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)

@@ -114,7 +114,7 @@ def _prober(run: Run, card_bytes: int | None) -> Prober:
 def _gpu() -> tuple[str, int]:
     """Return the name of the GPU, and the size of its memory in bytes.
 
-    A separate process reads both values, because a process that does so keeps some of the GPU's memory until it ends.
+    A separate process reads both values, because reading them takes some of the GPU's memory until the process ends.
     """
     program = "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps([p.name, p.total_memory]))"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)

@@ -87,7 +87,7 @@ def time_search(method: Callable[[], np.ndarray], seconds: list[float]) -> np.nd
 def search(finder: NgramFinder, stream: TokenStream, cores: int) -> np.ndarray:
     """Return the positions of all n-grams in a stream, as found by tokens/search on the given number of cores."""
     available = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(available)[:cores])  # limits the threads of the search, which starts them later
+    os.sched_setaffinity(0, sorted(available)[:cores])  # the search starts its threads later, on these cores
     try:
         return np.concatenate([positions + at for at, (positions, _) in in_blocks([stream], finder.find, GRAM - 1)])
     finally:

@@ -27,7 +27,7 @@ PROMPT = [*b"def main(self):"]
 
 
 class Client(threading.Thread):
-    """A client that sends requests without pause until the end."""
+    """A client that sends one request after another until the time `end`."""
 
     def __init__(self, url: str, model: str, tokens: int, end: float):
         super().__init__()

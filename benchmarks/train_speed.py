@@ -173,7 +173,7 @@ def _print_utilization(record: dict[str, Any], flops: float, options: SpeedBench
 def matmul_flops(device: Literal["cuda", "cpu"], precision: str, threads: int) -> float:
     """Return the FLOP/s of a large square matrix product, in bf16 on a GPU.
 
-    This is a tighter upper bound on training than the number in the datasheet.
+    This is a tighter upper bound on the speed of training than the number in the datasheet.
     """
     torch.set_num_threads(threads)
     side = MATMUL_SIDES[device]

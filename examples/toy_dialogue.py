@@ -124,7 +124,10 @@ def write(directory: Path, seed: int) -> None:
 
 
 def ask(model: str, questions: Path) -> None:
-    """Print the share of questions that a model answers correctly, with greedy answers in separate conversations."""
+    """Print the share of questions that a model answers correctly.
+
+    Each question starts a new conversation, and decoding is greedy.
+    """
     from evaluation.generation.chat import Conversation
     from evaluation.shared.load import load
     from evaluation.shared.model_location import locate

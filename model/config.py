@@ -55,7 +55,7 @@ BIASES = {
 
 @attrs.frozen(kw_only=True)
 class ArchitectureOption:
-    """The part of a row that options of the network have, but keys of train.json do not have.
+    """The second row of an option of the network. A key of train.json has only the first row, a KeyRow.
 
     In the comments, `config` is a ModelConfig.
     """
@@ -216,8 +216,8 @@ class ModelConfig:
     biases: bool = option(  # for biases that a network lacks, the export writes zeros
         checks.boolean(),
         True,
-        meaning="true: LayerNorms and all linear layers have biases, except queries, keys and values, whose key is "
-        "qkv_bias",
+        meaning="true: LayerNorms and all linear layers have biases; qkv_bias decides this for queries, keys and "
+        "values",
         stock={GPT2: None, LLAMA: None, ARCEE: None, QWEN3: (False,), NANOCHAT: (False,)},
         keys=dict.fromkeys((LLAMA, ARCEE), ("mlp_bias",)),
         card=lambda config, _: ("biases", BIASES[config.qkv_bias, config.biases]),

@@ -348,8 +348,9 @@ def initialize(model: GPT, seed: int) -> None:
 def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the complete initial value of each parameter, one at a time, on the CPU.
 
-    Weights are initialized as in GPT-2: matrices are normally distributed, residual projections are scaled by 1/sqrt(2
-    L), and biases are zero. `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
+    Weights are initialized as in GPT-2: matrices have normally distributed entries, residual projections are scaled by
+    1/sqrt(2 L), and biases are zero. `zero_init_projections` and `zero_init_head` set residual projections and the head
+    to zero.
 
     Only the shapes of the model's parameters are used. A separate generator draws the values in the order of the
     parameters, so they are the same on every machine and rank.

@@ -189,7 +189,7 @@ class ShardDropout(nn.Module):
         self.rate, self.place, self.exchange = rate, place, exchange
 
     def seed(self, first_seed: int, shard: int) -> None:
-        """Set the seed of a shard's next mask at this place. This does nothing in validation or without dropout."""
+        """Set the seed of a shard's next dropout mask at this place. Do nothing in validation or without dropout."""
         if self.training and self.rate > 0:
             torch.manual_seed((first_seed + self.place * self.exchange.shards + shard) % (1 << 63))
 
@@ -232,7 +232,7 @@ class ShardedBlock(Block):
 
 
 class ShardedGPT(GPT):
-    """The shards of a network that belong to one process. It runs `GPT.hidden` with layers that exchange their results.
+    """One process's shards of a network. `GPT.hidden` runs here with layers that exchange their results.
 
     A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The output head's
     weight exists only in the modules of `shards`, each of which holds some of its rows (see ShardedLoss).

@@ -1,7 +1,7 @@
 """Stock classes of Hugging Face transformers: find the class that computes a network, or explain why there is none.
 
 If no class supports an option, training and export refuse it, and the error names the option. They also refuse a field
-of ModelConfig that has no row (model/config.py). The weights are converted in `stock_weights.py`.
+of ModelConfig that is not declared with `option` (model/config.py). The weights are converted in `stock_weights.py`.
 """
 
 import json
@@ -72,7 +72,8 @@ def stock_kind(config: ModelConfig, where: str = "model.json") -> str:
     for field in values.keys() - table.keys():
         raise BadInput(
             f"{where}: {field}: got {quoted(values[field])}, but no class of Hugging Face transformers has this "
-            "option, so the trained model could not be exported; remove it, or give it a row in model/config.py"
+            "option, so the trained model could not be exported; remove it, or declare it with option() in "
+            "model/config.py"
         )
     defaults = attrs.fields_dict(type(config))
     computed = {  # for each class, the supported values of each option; None means that all values are supported

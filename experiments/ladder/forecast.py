@@ -28,7 +28,8 @@ from training.planning.plan_table import ESTIMATE_CAUTION
 from training.planning.price_list import Machine, PriceList
 from training.planning.throughput import ESTIMATE, roofline, throughputs
 
-MOST_EXTRAPOLATION = 30.0  # simulations have tested the intervals' coverage up to this ratio of compute
+# Simulations have tested the intervals up to this ratio: a target's compute / the compute of the ladder's largest run
+MOST_EXTRAPOLATION = 30.0
 BEYOND = 8  # the widest shape of a family is at most this many times as wide as the ladder's widest size
 BEST_SHOWN = 4  # the best sizes are printed for at most this many machines
 
@@ -143,10 +144,10 @@ class BudgetChoice:
 
 
 def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """Return shapes with the proportions of the largest given network.
+    """Return shapes with the proportions of the largest network in `models`.
 
-    The widest shape is at most BEYOND times as wide as the widest given network. The number of layers is a power of the
-    width C, fitted to the given networks.
+    The widest shape is at most BEYOND times as wide as the widest network in `models`. The number of layers is a power
+    of the width C, fitted to `models`.
     """
     largest = max(models, key=matmul_parameter_count)
     head, widths = largest.head_width, [model.emb_dim for model in models]

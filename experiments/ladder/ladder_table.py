@@ -65,13 +65,16 @@ class LadderTable:
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *lines, "", *self.notes()])
 
     def show(self) -> None:
-        """Print and write the results. Write the target's forecast, or remove an earlier one if there is none now."""
+        """Print and write the results. Write the target's forecast; if there is none, remove an earlier forecast."""
         target = self.ladder.target.directory
         show_results(self.text, self.record, self.ladder.output, LADDER, str(target))
         write_forecast(target, None if self.refused else self.forecast)
 
     def notes(self) -> list[str]:
-        """Return the scaling rules, the settings that they give for the target, and a warning if train.json differs."""
+        """Return the scaling rules and the settings that they give for the target, as lines.
+
+        A line warns if the target's train.json has a different learning rate or schedule.
+        """
         target, size = self.ladder.target.train, matmul_parameter_count(self.ladder.target.model)
         rate = scaled_rate(best_rate(self.rates), size, matmul_parameter_count(self.trunks[0].size))
         target_rate, seeds = target.optimization.learning_rate, self.ladder.seeds
@@ -84,7 +87,7 @@ class LadderTable:
         ]
         if not 1 / MOST_DEVIATION <= target_rate / rate <= MOST_DEVIATION:
             found_rate = rounded_rate(target_rate)
-            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} assumes the rule's {rate:g}")
+            lines.append(f"{where} learning_rate is {found_rate:g}, but the {subject} assumes {rate:g}, from the rule")
         if target.optimization.decay != SCHEDULE:
             schedule = target.optimization.decay or "constant"
             lines.append(f'{where} schedule_learning_rate is "{schedule}", but the {subject} assumes "{SCHEDULE}"')
@@ -111,7 +114,7 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
     def record(self) -> dict[str, Any]:
-        """Return the rates, the sizes and the forecast. If there is no forecast, target and law are None."""
+        """Return the rates, the sizes and the forecast. Without a forecast, "target", "law" and "noise" are None."""
         return {
             "run": str(self.ladder.target.directory),
             "rates": [

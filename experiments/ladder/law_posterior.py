@@ -24,11 +24,12 @@ EXPONENT_FREEDOM = 4.0  # degrees of freedom; the heavy tails allow unusual expo
 NEAR_EDGE = 1.25
 REACH = 4.0  # the first grid extends this many scales to both sides: exponents from 0.11 to 1.2
 # The assumed relative standard deviation of the loss over seeds. The second value is for a ladder with a single seed:
-# the runs of such a ladder say hardly anything about this deviation. benchmarks/forecast_coverage.py shows with which
-# values the intervals have the right coverage. The assumption has the same weight as NOISE_WEIGHT runs.
+# the runs of such a ladder say hardly anything about this deviation. benchmarks/forecast_coverage.py shows which
+# values give the intervals the right coverage. The assumption has the same weight as NOISE_WEIGHT runs.
 NOISE, NOISE_OF_ONE_SEED, NOISE_WEIGHT = 0.005, 0.008, 1.0
-# All horizons of a trunk have a part of the noise in common. The keys are possible shares of this part in the variance,
-# and the values are their prior weights. The horizons share most of their training, so a large share is more likely.
+# All horizons of a trunk have a part of the noise in common. The keys are possible values of this part's share of the
+# variance, and the values are their prior weights. The horizons have most of their training in common, so a large share
+# is more likely.
 SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0, 0.95: 3.0}
 GRID, DRAWS = 16, 16  # number of exponents on each axis, and number of laws drawn for each pair of exponents
 REFINEMENTS = 6  # the grid is narrowed at most this many times, to the exponents that have weight

@@ -61,14 +61,14 @@ class LawFit:
     """The laws that were fitted to the points of a ladder. They predict losses with intervals."""
 
     points: tuple[LossPoint, ...]
-    law: LossLaw  # the median of each parameter; it is only printed, and forecasts are not computed from it
+    law: LossLaw  # the median of each parameter; it is printed, but forecasts do not use it
     noise: float  # standard deviation of a run's loss over seeds, as a share of the loss
     laws: Laws
     center: tuple[float, float]  # means of the logarithms of N and D
 
     @property
     def compute(self) -> float:
-        """The largest product of parameters and tokens in the ladder. This run needs six times as many FLOPs."""
+        """The largest product of parameters and tokens of a run. The run's FLOPs are six times this product."""
         return float(max(point.parameters * point.tokens for point in self.points))
 
     def predict(self, parameters: float, tokens: float) -> Interval:

@@ -36,7 +36,7 @@ MOST_EXTENSIONS = 3  # at most this many learning rates are added if the best ra
 
 @attrs.frozen(kw_only=True)
 class Horizon:
-    """A run of a trunk, or of one of its branches, up to a given number of tokens."""
+    """The training of a trunk, or of one of its branches, up to a given number of tokens."""
 
     directory: Path
     sections: Sections

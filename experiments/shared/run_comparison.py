@@ -89,7 +89,7 @@ def read_recorded(directories: Iterable[Path]) -> tuple[list[RecordedRun], list[
     names = ", ".join(missing[:NAMED_RUNS]) + (" and more" if len(missing) > NAMED_RUNS else "")
     verb = "has" if len(missing) == 1 else "have"
     runs = counted(len(missing), "run")
-    problem = f"{runs} {verb} no {RESOLVED}, so it is unknown on which tokens the loss was measured: {names}."
+    problem = f"{runs} {verb} no {RESOLVED} ({names}), so it is unknown on which tokens the loss was measured."
     return recorded, [str(warning(problem))]
 
 

@@ -59,8 +59,8 @@ def read_progress(directory: Path) -> RunProgress:
     steps = [step_of(name) for name in steps_in(checkpoints)]
     if linked_folders(checkpoints):
         # When a run is copied, a link to a checkpoint can become a folder with the link's name. This name does not
-        # tell the step; only the state in the folder does. The import is not at the top of this file, because it
-        # imports the network, which a trial's candidate may have broken.
+        # tell the step; only the state in the folder does. The import is not at the top of this file, because the
+        # imported module loads the network, which a trial's candidate may have broken.
         from training.checkpoints.lookup import checkpoints_by_step
 
         steps = [*checkpoints_by_step(checkpoints)]
@@ -74,7 +74,7 @@ def read_progress(directory: Path) -> RunProgress:
 
 
 def measured_speed(directory: Path) -> float | None:
-    """Return the tokens/s of a run that has ended, or None. The time includes start-up and validation."""
+    """Return the tokens/s of a run that has ended, or None. The speed includes start-up and validation."""
     records = read_metrics(directory)
     ends = [record for record in records if event_of(record) == RunEvent.END]
     sources = ends[-1].get(Detail.SOURCES, ()) if ends else ()

@@ -38,7 +38,7 @@ from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
 MEASURED = "measured"  # folder next to the runs; it has the measured texts, encoded with the tokenizer of each run
-# Sequences of the measured text are looked up in the training tokens. This is their length: 13 GPT-2 tokens of English.
+# Length of the sequences of measured text that are looked up in the training tokens: 13 GPT-2 tokens of English
 SEQUENCE_BYTES = 56
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02
@@ -127,8 +127,8 @@ def measure_run(
     weights = identity_on_disk(run, title)
     for span in measure.ranges if measure.same_ids else _encoded_ranges(measure, run, train):
         identity = span.identity()
-        # Results measured with --tokenizer are skipped, because the token ids of the measured text do not have the same
-        # meaning as the ids of the training tokens.
+        # Skip results measured with --tokenizer: in them, a token id may stand for other text than in the training
+        # tokens.
         loss_results = [line for line in results_of(run, title, "loss") if GIVEN_TOKENIZER not in line]
         stored = [line for line in loss_results if line.get("range") == identity]
         matching = [line for line in stored if weights is None or weights.is_same(WeightsIdentity.of(line))]

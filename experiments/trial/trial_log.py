@@ -46,7 +46,7 @@ class TrialLine:
     def __attrs_post_init__(self) -> None:
         begins = (self.number > 0, self.level > 0, bool(self.looks))
         if any(begins) != all(begins) or any(begins) == (self.verdict is not None):
-            raise ValueError("expected number, level and looks together, or a verdict alone")
+            raise ValueError('expected "number", "level" and "looks" together, or "verdict" alone')
 
 
 @attrs.frozen

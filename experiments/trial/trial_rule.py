@@ -68,7 +68,7 @@ class TrialVerdict:
 
     verdict: str  # one of VERDICTS
     text: str
-    # The difference of the loss, in nats per token. The interval's confidence is 1 - 2 x level.
+    # The difference in loss, in nats per token. The interval's confidence is 1 - 2 x level.
     difference: Interval | None = None
 
 
@@ -173,9 +173,9 @@ def _scaled(deviations: float) -> float:
 
 @cache
 def _power(shift: float, level: float, pairs: int) -> float:
-    """Return the probability of finding a difference of `shift` standard deviations of a pair's difference.
+    """Return the probability that a true difference of `shift` is found, from a noncentral t distribution.
 
-    The distribution is a noncentral t.
+    The unit of `shift` is the standard deviation of a single pair's difference.
     """
     critical = student_quantile(1 - level, pairs - 1)
     return 1 - float(special.nctdtr(pairs - 1, shift * math.sqrt(pairs), critical))

@@ -139,10 +139,10 @@ def check_measured(trial: Trial, names: Sequence[str]) -> None:
 
 
 def describe_lengths(trial: Trial, steps: Mapping[str, int]) -> Iterator[str]:
-    """Yield notes if the sides train different numbers of steps or tokens, or measure in different precisions."""
+    """Yield notes if the sides differ in steps or tokens, or in the precision in which they measure the loss."""
     base, candidate = (RecordedRun.read(trial.directory(side, "probe")) for side in SIDES)
     if steps["base"] != steps["candidate"]:
-        yield f"The base trains {steps['base']:,} steps, the candidate {steps['candidate']:,}."
+        yield f"The base trains {steps['base']:,} steps, and the candidate trains {steps['candidate']:,}."
     if base.train_tokens != candidate.train_tokens:
         token_counts = (base.train_tokens, candidate.train_tokens)
         counts = ("unknown" if count is None else f"{count:,}" for count in token_counts)

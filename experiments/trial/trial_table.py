@@ -57,7 +57,7 @@ class TrialTable:
             lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
             error = f"an error of {2 * self.rule.level:.2g} for all looks together"
             lines.append(
-                f"The interval of the loss has {error}, and the other intervals a confidence of {CONFIDENCE:.0%}."
+                f"The interval of the loss has {error}; the other intervals have a confidence of {CONFIDENCE:.0%}."
             )
             if self.pairs:
                 lines.append(f"All intervals are valid {assumption(len(self.pairs))}.")
@@ -106,7 +106,7 @@ class TrialTable:
         ]
 
     def _intervals(self) -> dict[str, Interval | None]:
-        """Return intervals of the loss difference, and of the geometric mean ratios of time and memory."""
+        """Return intervals: of the loss difference, and of the ratios of time and memory, which are geometric means."""
         intervals: dict[str, Interval | None] = {ROWS[0][1]: self.judgement.difference}
         for _, key, number, *_ in ROWS[1:]:
             intervals[key] = None

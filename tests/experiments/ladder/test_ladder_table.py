@@ -86,7 +86,7 @@ def test_a_refused_ladder_keeps_all_points(file: Path, tmp_path: Path) -> None:
     assert table.refused is not None and "held-out" in table.refused
     assert table.text().count("held out: predicted") == 1 and "held out: predicted" not in table.refused
     assert "for $40.00   without a forecast, there is no best size" in table.text()
-    assert "but the ladder assumes the rule's" in table.text() and "forecast assumes" not in table.text()
+    assert "but the ladder assumes 0.0" in table.text() and "forecast assumes" not in table.text()
     assert len(json.loads((output / "ladder.json").read_text())["points"]) == 12
     assert describe_forecast_file(table.ladder.target) == []  # the earlier forecast was removed
 
@@ -96,7 +96,7 @@ def test_notes_compare_the_target_with_the_rule(
 ) -> None:
     notes = "\n".join(concluded(file, tmp_path / "out", clean, INSIDE).notes())
     assert "For the target: learning_rate 0.00" in notes and "batch 8 sequences" in notes
-    assert "learning_rate is 0.01, but the forecast assumes the rule's 0.00" in notes
+    assert "learning_rate is 0.01, but the forecast assumes 0.00" in notes
     assert 'schedule_learning_rate is "cosine", but the forecast assumes "warmup_stable_decay"' in notes
     rules = {"learning_rate": 0.0045, "schedule_learning_rate": "warmup_stable_decay"}
     file = make_ladder(target=make_run("follower", min_train_tokens=20_000, **rules), tokens_per_parameter=[5, 10, 20])

@@ -146,7 +146,7 @@ def test_differing_conditions_give_warnings(make_sweep: MakeSweep) -> None:
     record_of(runs[1].directory, numerics={"precision": "bf16", "torch": "2"})
     (runs[0].directory / "resolved.json").unlink()
     assert check_records(sweep, runs) == [
-        "WARNING: 1 run has no resolved.json, so it is unknown on which tokens the loss was measured: base-seed-42.",
+        "WARNING: 1 run has no resolved.json (base-seed-42), so it is unknown on which tokens the loss was measured.",
         "WARNING: the runs differ in precision: bf16 in base-seed-43, fp32 in learning_rate=0.05-seed-43.",
     ]
 
