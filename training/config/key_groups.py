@@ -19,7 +19,7 @@ from training.schedule import DECAYS
 # Schedules that gpjt's run directories write as booleans. The records of a run contain these booleans, too.
 _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
-LARGEST_RATE = 1e30  # divided by Adam's bias correction, this learning rate still fits into fp32
+LARGEST_RATE = 1e30  # this rate still fits into fp32 after it is divided by Adam's bias correction
 FIRST_MOMENTUM = 0.85  # at the start of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 OPTIMIZERS = {  # descriptions by name; the update rules of each are in training/optimizers/NAME.py
     "adamw": "AdamW",

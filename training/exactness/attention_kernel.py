@@ -171,7 +171,7 @@ def formula(inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
     outputs, length, scale = [], queries.shape[1], 1 / math.sqrt(queries.shape[2])
     rows = max(1, SCORES_AT_ONCE // (len(queries) * length))
     for first in range(0, length, rows):
-        # These rows attend to no later keys.
+        # No query in these rows attends to a key after them, so later keys are left out.
         query_rows, key_rows = slice(first, first + rows), slice(0, first + rows)
         scores = scale * queries[:, query_rows] @ keys[:, key_rows].mT
         later = torch.ones_like(scores[0], dtype=torch.bool).triu(first + 1)

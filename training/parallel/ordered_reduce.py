@@ -122,9 +122,9 @@ class OrderedGradients:
         ordered_all_reduce(bucket.buffer(), separate, self._levels)
 
     def shard_reduction(self) -> Callable[[Tensor, Tensor], None]:
-        """Return the reduction of one FSDP group.
+        """Return a function that reduces the gradients of one FSDP group.
 
-        The reduction is called with memory for this rank's part of the result, and with the complete gradients.
+        FSDP calls it with memory for this rank's part of the result, and with the complete gradients.
         """
         self._sharded = True
         return partial(self._reduce_shards, self._new_sum())

@@ -92,7 +92,7 @@ class TensorShards:
                 totals = ordered_sum(gathered[first : first + holders]).split([part.numel() for part in parts])
                 torch._foreach_copy_(parts, [total.view_as(part) for total, part in zip(totals, parts, strict=True)])
 
-    @functools.cache  # noqa: B019  # there is one object per process
+    @functools.cache  # noqa: B019  # the cache keeps only one object alive per process
     def counted_rows(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
         """Return the rows of a shard that count in a sum, as indices into the concatenated rows of these parameters.
 

@@ -86,7 +86,7 @@ class Prober:
         self.leads = environment_rank() == 0
         self.world_size = max(environment_world_size(), len(self._environments))
         self._command, self._store = command, store
-        self._number = 0  # number of the present probe
+        self._number = 0  # number of the current probe
         self._processes: list[Any] = []
 
     def agree(self, size: int | None) -> int | None:

@@ -117,7 +117,7 @@ class Kernels(TorchDispatchMode):
 
     def __init__(self, network: nn.Module, compiled: bool):
         super().__init__()
-        self.compiled = compiled  # otherwise, the passes save what PyTorch's autograd saves
+        self.compiled = compiled  # if false, the passes save what PyTorch's autograd saves
         self.backward = self.in_block = False
         # Saved bytes, by place ("block" or "outer") and by size ("sequences" if they grow with the micro-batch,
         # otherwise "fixed")

@@ -26,7 +26,7 @@ class NetworkSizes:
     block_bytes: int
     # Bytes per token that a block's kernels, except matrix products and attention, would move if they were all fused
     fused_bytes: float
-    separate_bytes: float  # the same number, but if every operator were a separate kernel
+    separate_bytes: float  # the same number if every operator were a separate kernel
     attention_width: int  # heads times head width; the sum of these products if a block has several attention layers
 
     @functools.cached_property
