@@ -72,7 +72,7 @@ class Reference:
         means = np.mean(self.losses, axis=0)  # the band surrounds the means; both are rounded
         if ((means < low - ROUNDING_TOLERANCE) | (means > high + ROUNDING_TOLERANCE)).any():
             raise ValueError(
-                "band: does not contain the mean of the losses at each mark, so it is not the band of these losses"
+                "band: at some mark, the mean of the losses is outside the band, so the band is not from these losses"
             )
 
 

@@ -136,7 +136,7 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         # cuDNN's attention has no deterministic backward pass. torch skips that kernel in this mode anyway, but the
-        # fingerprint must record this, too.
+        # fingerprint reads this switch.
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -124,8 +124,10 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
                 "copy the same train.json to all nodes"
             )
         if ranks_per_node % tensor_parallel:
-            divisor = f"a divisor of {ranks_per_node}, the number of ranks on a node, inside which links are fast"
-            raise BadInput(f"tensor_parallel: got {tensor_parallel}, wanted {divisor}")
+            divisor = f"a divisor of {ranks_per_node}, the number of ranks per node"
+            raise BadInput(
+                f"tensor_parallel: got {tensor_parallel}, wanted {divisor}, because only links inside a node are fast"
+            )
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),

@@ -115,7 +115,7 @@ class TensorShards:
 
 
 def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLoss:
-    """Return this rank's part of a network that is divided into this many tensor shards. Allocates no memory."""
+    """Return this rank's part of a network that is divided into `shards` tensor shards. Allocates no memory."""
     local, size, group = shards // tensor.size, tensor.size, tensor.group
 
     def all_gather(values: Tensor) -> Tensor:

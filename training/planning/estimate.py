@@ -174,7 +174,7 @@ def _last_job(
 ) -> tuple[float, float, float | None] | None:
     """Return the newest job's tokens/s, the hours that the run takes at this speed, and the price per hour.
 
-    The result is None if that job logged no speed, or if its settings differ from the present ones. A job without a
+    The result is None if that job logged no speed, or if its settings differ from the current ones. A job without a
     record of its settings was trained by an older version, and is accepted.
     """
     try:
