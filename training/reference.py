@@ -103,7 +103,7 @@ class ComparedLog(MetricsLog):
 class BandComparison(NamedTuple):
     """Whether a run's training loss is inside, above or below the band of its reference."""
 
-    line: str | Notice  # the result and the step since which it holds, or why the run is not compared
+    line: str | Notice  # the result and the step at which it began to hold, or why the run is not compared
     side: Literal["inside", "above", "below"] | None = None  # None: not compared, or not yet
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class ResumeRequest:
     directory: Path
     checkpoint: str  # the value of --resume: "auto", "never" or a checkpoint's name
-    record: RunRecord  # the record of this job, to be compared with the checkpoint's
+    record: RunRecord  # the record of this job, to be compared with the checkpoint's record
     allow_drift: bool  # whether to resume even if the numerics have changed
     initial: InitialWeights | None = None  # the model that a run without a checkpoint starts from; None: random weights
     tokenizer: TokenizerRecord | None = None  # the tokenizer of the run's tokens

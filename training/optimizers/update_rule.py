@@ -48,7 +48,7 @@ class UpdateRule:
     # names; checkpoints and memory predictions use them.
     state: Mapping[str, torch.dtype]
     build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
-    # The values, in addition to the learning rate, that parameter groups have at a step. Steps are counted from 0.
+    # Returns the values that parameter groups have at a step, in addition to the learning rate. The first step is 0.
     settings: Callable[[OptimizationOptions, int], dict[str, float]] = lambda options, step: {}
 
 

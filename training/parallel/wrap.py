@@ -203,7 +203,7 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
     """Compile a model in place: block by block (True), as one graph ("model"), or not at all (False)."""
     if not how:
         return
-    # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.
+    # Each block is a separate graph, so DDP's hooks run between graphs, and splitting at buckets has no advantage.
     torch._dynamo.config.optimize_ddp = False
     # The loss is compiled for each mode, and separately for full chunks and for the last chunk. In tensor shards,
     # it is also compiled for each possible number of rows that are not padding.

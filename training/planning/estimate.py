@@ -1,4 +1,4 @@
-"""Estimate the memory, hours and dollars of a run on machines for rent, in its own layout of ranks and in others."""
+"""Estimate the memory, hours and dollars of a run on rented machines, in the run's layout of ranks and in others."""
 
 import math
 import re
