@@ -66,7 +66,7 @@ def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequiremen
 
 
 def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
-    """Print the checks of this machine; return the exit status."""
+    """Check this machine, and print the outcome; return the exit status."""
     return report(machine_requirements(run, command))
 
 

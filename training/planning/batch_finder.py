@@ -1,6 +1,6 @@
 """Batch-size search: find the largest micro-batch of a run on this machine, by predicting sizes and trying full steps.
 
-With --write, the result replaces the number in train.json. All other characters of the file stay the same.
+With --write, the result replaces the micro-batch in train.json. All other characters of the file stay the same.
 """
 
 import math
