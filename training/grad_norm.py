@@ -114,7 +114,7 @@ def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.devic
 
 
 def _gather(local_values: Tensor, ranks: RankGroup) -> Tensor:
-    """Return the 1-D values of all ranks of a group, in rank order."""
+    """Concatenate the 1-D tensors of all ranks in a group, in rank order."""
     all_values = torch.empty(ranks.size * len(local_values), dtype=local_values.dtype, device=local_values.device)
     all_gather_single(all_values, local_values, group=ranks.group)
     return all_values

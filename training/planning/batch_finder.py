@@ -169,7 +169,7 @@ def _summary(run: Run, world_size: int, size: int) -> str:
     unchanged = largest_unchanged(run.train.batch, world_size // run.train.execution.tensor_parallel, size)
     advice = (
         "train.json has no global_batch_size, so the micro-batch changes the global batch; "
-        f"micro-batch {unchanged} keeps the present global batch"
+        f"micro-batch {unchanged} keeps the current global batch"
     )
     return f"largest micro-batch that fits: {size}" + ("" if unchanged is None else f"\n{advice}")
 
