@@ -72,7 +72,7 @@ def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
 
 @contextmanager
 def all_problems(command: TrainCommand) -> Iterator[None]:
-    """Context for reading a run. If this raises BadInput, problems of the machine and the dataset are added to it."""
+    """Read a run in this context. BadInput that it raises also gets the problems of the machine and the dataset."""
 
     def check_dataset() -> None:
         if is_folder(directory := Path(command.like or command.run)):

@@ -99,7 +99,7 @@ def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the checkpoint's kernel if this job chose another kernel for no other reason than its own timings.
+    """Enable the checkpoint's kernel if nothing but its own timings made this job choose another kernel.
 
     Return the numerics of this job, with the enabled kernel.
 

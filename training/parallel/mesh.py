@@ -70,7 +70,7 @@ class HeldPiece:
 
     parameter: str  # the parameter's name on the rank
     local_rows: range  # the piece's rows in the rank's part of the parameter
-    rows: range  # the piece's rows; 0 is the first of the consecutive rows
+    rows: range  # the same rows, counted from the first of the consecutive rows
     columns: range | None  # None: all columns
 
 
