@@ -302,5 +302,5 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
 
 
 def _ranks(directory: Path, tokenizer: TokenizerRecord) -> bytes | str:
-    """Return what identifies the ranks of a tokenizer: the content of its ranks file or, if it has none, its name."""
+    """Return what identifies a tokenizer's merge ranks: the content of its ranks file or, without a file, its name."""
     return (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else tokenizer.name

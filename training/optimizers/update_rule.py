@@ -19,7 +19,7 @@ RATE_FACTOR = "rate_factor"  # key of a parameter group; the value is the group'
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where the parameters of a rule are."""
+    """The placement of a rule's parameters: their device, their axes, and their spread over ranks."""
 
     device: torch.device
     axes: Mapping[str, Axes]  # name of a parameter on this rank -> axes of the complete parameter

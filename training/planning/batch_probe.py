@@ -212,7 +212,9 @@ def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
     take_steps(state, settings, ranks, PROBE_STEPS)
     torch.cuda.synchronize(device)
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0:
-        raise torch.OutOfMemoryError("the allocator had to empty its cache, which is slow and close to failing")
+        raise torch.OutOfMemoryError(
+            "the allocator had to empty its cache, which is slow and means that memory is almost full"
+        )
     reserved = torch.cuda.max_memory_reserved(device)
     usable = usable_bytes(device)  # measured again, because libraries take memory when they are first used
     if reserved > usable:

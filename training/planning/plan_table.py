@@ -34,7 +34,7 @@ ESTIMATE_CAUTION = (
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    """Return lines that fit into a terminal. Continuation lines are indented like the text after a label."""
+    """Wrap lines to the width of a terminal. Continuation lines are indented like the text after a label."""
     wrapped_lines = []
     for line in lines:
         label = re.match(r"[a-z]* {2,}", line)
