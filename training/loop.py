@@ -130,7 +130,7 @@ class Loop:
         if self.intervals.hash_due(step):
             self.reporter.record(step, {Metric.STATE_SHA256: state_sha256(self.state, self.heartbeat.ranks)})
         if saving:
-            self.saving.settle()  # waits for the previous save, which has usually ended long before
+            self.saving.settle()  # waits for the previous save, which usually ended long ago
         if validating:
             self._validate()
         if saving:

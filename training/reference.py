@@ -177,7 +177,7 @@ def _without_hub(prepared: str) -> str:
 
 
 def tenths(curve: Curve, steps: int) -> np.ndarray:
-    """Return, for each mark that the run has reached, the mean of the finite losses in the tenth that ends there.
+    """Return one mean for each mark that the run has reached: of the finite losses in the tenth of a run before it.
 
     The means are float64 (m,), and are computed by the trapezoidal rule.
     """

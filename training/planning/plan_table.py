@@ -99,7 +99,8 @@ def _layouts(estimate: RunEstimate) -> list[str]:
     divisors = (f"{count}" for count in shard_counts(model) if count <= NODE_GPUS)
     legend = "the table above shows parallel/tensor_parallel and the largest micro-batch; on other machines, "
     note = (
-        f"layouts: {legend * bool(rows)}{run_layout} is the cheapest according to the estimate, at {EXCHANGES}; "
+        f"layouts: {legend * bool(rows)}{run_layout} is the cheapest according to the estimate, "
+        f"which assumes {EXCHANGES}; "
         f"tensor_parallel may be {', '.join(divisors)}"
     )
     return [*table, note] if estimate.layouts else []

@@ -74,7 +74,9 @@ FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.
 # These are torch's names of the GPUs. Estimates for the H200 are 1 to 10% below its measured throughput.
 FITTED = ("A100", "H100", "H200")
 NVLINK = (*FITTED, "B200", "GB200")
-EXCHANGES = f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, {PCIE_GB_PER_SECOND:g} without NVLink (not measured)"
+EXCHANGES = (
+    f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, or {PCIE_GB_PER_SECOND:g} GB/s without NVLink (not measured)"
+)
 
 
 @attrs.frozen
