@@ -187,7 +187,7 @@ def full_tensor(value: Placed) -> Tensor:
 
 def local_tensor(value: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor; any other tensor is returned unchanged."""
-    # to_local() is not used. When gradients are enabled, as in a training step, autograd would record the view.
+    # Not to_local(): when gradients are enabled, as in a training step, autograd would record the view.
     return value._local_tensor if isinstance(value, DTensor) else value
 
 

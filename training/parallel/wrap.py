@@ -241,6 +241,6 @@ def wrap_in_ddp(
             return reduction.ddp_hook(bucket)
 
     wrapped.register_comm_hook(None, timed_hook)
-    # DDP's statistics of a step would make the host wait for the GPU.
+    # DDP's statistics would make the host wait for the GPU in some steps.
     wrapped._set_ddp_runtime_logging_sample_rate(NEVER)
     return wrapped
