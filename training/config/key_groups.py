@@ -21,7 +21,7 @@ _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
 LARGEST_RATE = 1e30  # this rate still fits into fp32 after it is divided by Adam's bias correction
 FIRST_MOMENTUM = 0.85  # at the start of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
-OPTIMIZERS = {  # descriptions by name; the update rules of each are in training/optimizers/NAME.py
+OPTIMIZERS = {  # descriptions by name; training/optimizers/NAME.py has the update rules
     "adamw": "AdamW",
     "muon": "Muon for the matrices of the blocks, AdamW for all other parameters",
 }

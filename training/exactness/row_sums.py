@@ -12,7 +12,7 @@ BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; thes
 
 
 def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
-    """Return whether a run's gradient norm is added up in a fixed order of rows, as it always is in tensor shards.
+    """Return whether a run's gradient norm is added up in a fixed order of rows, as it always is with tensor shards.
 
     On a GPU the exact norm is a Triton kernel, so preflight also calls this to know whether a C compiler is needed.
     """

@@ -70,7 +70,7 @@ def choose_interface(store: Any, rank: int, world_size: int) -> None:
     if rank == 0:
         addresses = [store.get(f"address {number}").decode() for number in range(world_size)]
         store.set("reachable address", next(filter(None, addresses), ""))
-    reachable = store.get("reachable address").decode()  # empty on a single machine, and with IPv6
+    reachable = store.get("reachable address").decode()  # empty on a single machine or with IPv6
     name = interface_with(address or address_towards(reachable)) if reachable else None
     if name is None:
         return

@@ -181,7 +181,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
         allocate(model, device)
     elif levels.size > 1:
-        reduction = ordered or BucketSum(data_parallel.group)  # NCCL takes the nodes into account by itself
+        reduction = ordered or BucketSum(data_parallel.group)  # unless `ordered`, NCCL takes care of nodes
         wrapped = wrap_in_ddp(model, reduction, clock, data_parallel.group)
     return Parallel(
         network=model.network,

@@ -100,8 +100,7 @@ def _layouts(estimate: RunEstimate) -> list[str]:
     legend = "the table above shows parallel/tensor_parallel and the largest micro-batch; on other machines, "
     note = (
         f"layouts: {legend * bool(rows)}{run_layout} is the cheapest according to the estimate, "
-        f"which assumes {EXCHANGES}; "
-        f"tensor_parallel may be {', '.join(divisors)}"
+        f"which assumes {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
     )
     return [*table, note] if estimate.layouts else []
 
