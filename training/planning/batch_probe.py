@@ -229,7 +229,7 @@ def usable_bytes(device: torch.device) -> int:
 
 
 def _report_error(store: Any, error: Exception) -> None:
-    """Report an error to all ranks. Print a traceback unless it is a user error or a lack of memory."""
+    """Report an error to all ranks. Print a traceback unless the user caused it or memory is exhausted."""
     memory, reason = is_memory_error(error), str(error).partition("\n")[0] or type(error).__name__
     if not memory:
         # A collective may have failed only because a peer has ended. This wait lets the peer's parent report the cause
