@@ -61,7 +61,7 @@ def _precision_from_use_amp(use_amp: Any, _: Mapping[str, Any]) -> str:
 
 
 def _sequences_from_validation_batches(batches: Any, file_values: Mapping[str, Any]) -> int:
-    """Return the number of sequences in gpjt's validation_batches, which counts micro-batches."""
+    """Convert gpjt's validation_batches, a number of micro-batches, to a number of sequences."""
     if "validation_sequences" in file_values:
         raise ValueError(
             f"got {quoted(batches)}, but validation_sequences sets the same value; remove validation_batches"

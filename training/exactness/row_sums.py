@@ -1,4 +1,4 @@
-"""Sums of squares of rows, in an order that depends only on the row's width, so that a row's sum has the same bits in any shard.
+"""Sums of squares of rows, in an order that depends only on a row's width: a sum has the same bits in any shard.
 
 The order of a library's reduction depends on the shape of the whole tensor, and a shard has a different shape.
 """
