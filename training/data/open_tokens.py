@@ -286,7 +286,7 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
     ]
     starts = {"start_train_token": train.data.start_train_token, "start_val_token": train.validation.start_val_token}
     problems += [
-        f"{train.file}: {key}: got {start}, wanted a multiple of {length}, at which a row of conversations begins"
+        f"{train.file}: {key}: got {start}, wanted a multiple of {length}, where a row of conversations begins"
         for length in list(rows.values())[:1]
         for key, start in starts.items()
         if start % length

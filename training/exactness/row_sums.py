@@ -47,7 +47,7 @@ def folded_rows(tensor: Tensor) -> Tensor:
 
 
 def _fold(squares: Tensor) -> Tensor:
-    """Return the sums of rows. `squares` is overwritten."""
+    """Return the sum of each row. `squares` is overwritten."""
     while (width := squares.shape[1]) > 1:
         half = width // 2
         squares[:, :half] += squares[:, half : 2 * half]

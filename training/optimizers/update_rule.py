@@ -14,7 +14,7 @@ from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.parallel.mesh import Spread
 
-RATE_FACTOR = "rate_factor"  # key of a parameter group; the value is the group's learning rate / the schedule's rate
+RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate, divided by the schedule's
 
 
 @attrs.frozen(kw_only=True)

@@ -106,7 +106,7 @@ def _layouts(estimate: RunEstimate) -> list[str]:
 
 
 def _table(rows: list[list[str]], headings: list[str] = _HEADINGS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:
-    """Return the rows as lines that fit into a terminal. Long names of machines are wrapped."""
+    """Return the rows as the lines of a table that fits into a terminal. Long machine names are wrapped."""
     rule = tabulate([row[1:] for row in rows], headings[1:], disable_numparse=True).splitlines()[1]
     widths = [max(8, WIDTH - 2 - len(rule))]
     return tabulate(rows, headings, disable_numparse=True, colalign=columns, maxcolwidths=widths).splitlines()
