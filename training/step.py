@@ -78,8 +78,8 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
 def microbatch_loss(state: TrainState, settings: StepSettings, batch: MicroBatch) -> Tensor:
     """Return the mean loss of a micro-batch, in nats per token.
 
-    Micro-batches have equal sizes, so the mean over those of a step is the mean over all targets of the step. If
-    targets have weights, the mean weighted loss is divided by the mean weight of the step's targets.
+    All micro-batches have the same size. The mean over a step's micro-batches is therefore the mean over the step's
+    targets. If targets have weights, the mean weighted loss is divided by the mean weight of the step's targets.
     """
     with autocast(settings.numerics.precision, batch.inputs.device):
         if batch.weights is None:

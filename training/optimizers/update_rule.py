@@ -14,7 +14,7 @@ from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.parallel.mesh import Spread
 
-RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate, divided by the schedule's
+RATE_FACTOR = "rate_factor"  # key of a parameter group: the group's learning rate divided by the schedule's rate
 
 
 @attrs.frozen(kw_only=True)

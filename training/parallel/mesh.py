@@ -169,7 +169,7 @@ def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tupl
 
 
 def shards_of(value: Tensor) -> RankGroup | None:
-    """Return the ranks among which a tensor's rows are divided; None if this rank holds all of them."""
+    """Return the ranks among which a tensor's rows are divided; None if this rank holds all rows."""
     if not isinstance(value, DTensor):
         return None
     [dimension] = [index for index, placement in enumerate(value.placements) if placement.is_shard(0)]

@@ -229,7 +229,7 @@ def from_coordinator(ranks: Ranks, make: Callable[[], Value], *, group: Any = No
 
 
 def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:
-    """Call `work` on the ranks where `only` is true. Return their values, in the order of ranks, on every rank.
+    """Call `work` on the ranks where `only` is true. Return the values, in the order of ranks, on every rank.
 
     BadInput on any rank is raised on all ranks, so that no rank waits for one that has failed. If several ranks raise
     BadInput, the lowest rank's error is used. An OSError that names a file becomes BadInput.

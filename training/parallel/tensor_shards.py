@@ -106,7 +106,7 @@ class TensorShards:
         return torch.cat(places).to(device)
 
     def by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
-        """Return the parameters of each of this rank's shards, with their names in the network and their cuts."""
+        """Return, for each of this rank's shards, its parameters as (name in the network, cut, parameter)."""
         local_shards: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.local_shards]
         for name, parameter in parameters.items():
             plain, place = plain_name(name), int(name.split(".", 2)[1])

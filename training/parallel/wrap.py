@@ -130,7 +130,7 @@ class Parallel:
         return Spread(ranks=self.data_parallel)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
-        """Return `values` with the parameters' names in the network as keys, not with their names on this rank.
+        """Rename the keys of `values` from the parameters' names on this rank to their names in the network.
 
         The two names differ only for tensor shards, because several shards belong to one parameter of the network.
         """

@@ -236,7 +236,7 @@ def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
 def _offer(
     run: Run, node: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
 ) -> Offer:
-    """Return the offer for a run on `node` or, if `network` connects several nodes, on that many such machines."""
+    """Return the offer for a run on `node` or, if `network` connects several nodes, on several machines like `node`."""
     model, train, tensor_size = run.model, run.train, run.train.execution.tensor_parallel
     machine = node if network.nodes == 1 else node.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)

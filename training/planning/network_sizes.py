@@ -16,7 +16,7 @@ from training.planning.kernel_count import count_kernels
 
 @attrs.frozen(kw_only=True)
 class NetworkSizes:
-    """Sizes on one rank: those of one block, and separately those of everything outside the blocks ("outer")."""
+    """Sizes on one rank, separately for one block ("block") and for everything outside the blocks ("outer")."""
 
     outer: dict[str, Axes]  # parameters outside the blocks
     block: dict[str, Axes]  # parameters of one block
