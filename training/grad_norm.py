@@ -56,7 +56,7 @@ def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _all_row_sums(gradients: list[Tensor]) -> Tensor:
-    """Return the sum of squares of every row of the full gradients, in the order of the gradients and their rows.
+    """Return each row's sum of squares for the full gradients, in the order of gradients and rows.
 
     Under FSDP, which never splits a row, the sums are gathered from all shards.
     """

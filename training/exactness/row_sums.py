@@ -58,7 +58,7 @@ def _fold(squares: Tensor) -> Tensor:
 
 
 def by_kernel(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of squares of the rows of all matrices, followed by those of all vectors.
+    """Return each row's sum of squares, for all matrices first and then for all vectors.
 
     One Triton kernel processes all matrices, and reads each of them once.
     """

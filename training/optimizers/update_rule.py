@@ -77,8 +77,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return torch's parameter groups.
 
-    All parameters of a group have the same weight decay, which is zero except for matrices, and the same learning rate,
-    stored as a multiple of the schedule's rate.
+    All parameters of a group have the same weight decay, which is zero except for matrices. They also have the same
+    learning rate, stored as a multiple of the schedule's rate.
     """
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():

@@ -18,7 +18,7 @@ from training.planning.price_list import Machine
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"  # the name of this trainer in measurements.json
 MEASURED, OTHERS = "measured here", "others"
-ESTIMATE, ROUGH = "estimate", "rough"  # both from the roofline; "rough" if it was fitted to a similar GPU
+ESTIMATE, ROUGH = "estimate", "rough"  # from the roofline; "rough" if the roofline was fitted to another GPU
 SIMULATION = "simulation"  # the throughput of several nodes, calculated from that of one node
 # Half of the matmul parameters of GPT-2 124M, which is the smallest network to which the estimates are fitted. Smaller
 # networks spend most of their time on kernel launches and on the host, which a roofline cannot predict.
