@@ -179,7 +179,7 @@ def _without_hub(prepared: str) -> str:
 def tenths(curve: Curve, steps: int) -> np.ndarray:
     """Return a mean for each mark that the run has reached.
 
-    It covers the finite losses in the tenth of a run before the mark. The means are float64 (m,), and are computed by
+    Each mean covers the finite losses in the tenth of a run before the mark. The means are float64 (m,), and are computed by
     the trapezoidal rule.
     """
     finite = np.isfinite(curve.values)

@@ -72,7 +72,7 @@ def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
 
 @contextmanager
 def all_problems(command: TrainCommand) -> Iterator[None]:
-    """Read a run in this context. If that raises BadInput, problems of the machine and the dataset are added to it."""
+    """Context in which a run is read. It adds problems of the machine and the dataset to a BadInput."""
 
     def check_dataset() -> None:
         if is_folder(directory := Path(command.like or command.run)):

@@ -1,4 +1,4 @@
-"""The table of --plan: the memory, hours and dollars of a run on machines for rent, and the assumptions behind it.
+"""The table of --plan: the memory, hours and dollars of a run on rented machines, and the assumptions behind it.
 
 Machines whose GPUs match the run directory's name come first, then machines with the same number of other GPUs, and
 then all others. In each of these groups, the cheapest come first.
