@@ -179,8 +179,8 @@ def _without_hub(prepared: str) -> str:
 def tenths(curve: Curve, steps: int) -> np.ndarray:
     """Return a mean for each mark that the run has reached.
 
-    Each mean covers the finite losses in the tenth of a run before the mark. The means are float64 (m,), and are computed by
-    the trapezoidal rule.
+    Each mean covers the finite losses in the tenth of a run before the mark. The means are float64 (m,), and are
+    computed by the trapezoidal rule.
     """
     finite = np.isfinite(curve.values)
     share, losses = np.append(0.0, curve.steps[finite] / steps), curve.values[finite]
