@@ -33,7 +33,7 @@ LONG_NAME = "n" * 5000
         (
             2,
             ["--set", "global_batch_size=6", "--set", "determinism=run"],
-            "cannot be divided equally at world size 2",
+            "which world size 2 does not allow",
         ),
     ],
 )

@@ -145,7 +145,7 @@ class Options:
 
 
 def key_rows() -> KeyRows:
-    """Return the rows of all keys of run directories. An error about an unknown option can suggest one of the keys."""
+    """Return the rows of all keys in model.json and train.json. Errors about unknown options can suggest a key."""
     from training.config.train_config import KEY_ROWS
 
     return KEY_ROWS

@@ -56,7 +56,7 @@ def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _all_row_sums(gradients: list[Tensor]) -> Tensor:
-    """Return the sum of squares of every row of the full gradients, in the order of the gradients and their rows.
+    """Return each row's sum of squares for the full gradients, in the order of gradients and rows.
 
     Under FSDP, which never splits a row, the sums are gathered from all shards.
     """
@@ -114,7 +114,7 @@ def _row_positions(row_counts: tuple[int, ...], shards: int, device: torch.devic
 
 
 def _gather(local_values: Tensor, ranks: RankGroup) -> Tensor:
-    """Return the 1-D values of all ranks of a group, in rank order."""
+    """Concatenate the 1-D tensors of all ranks in a group, in rank order."""
     all_values = torch.empty(ranks.size * len(local_values), dtype=local_values.dtype, device=local_values.device)
     all_gather_single(all_values, local_values, group=ranks.group)
     return all_values

@@ -141,7 +141,7 @@ def replay_job(job: OpenJob, first: int, last: int) -> int:
 
 
 def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
-    """Resolve the numerical settings for this machine; return them and a state whose weights have no values yet."""
+    """Resolve the numerical settings for this machine; return these and a state whose weights have no values yet."""
     run, plan, ranks = job.run, job.plan, job.ranks
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)

@@ -130,7 +130,7 @@ class Loop:
         if self.intervals.hash_due(step):
             self.reporter.record(step, {Metric.STATE_SHA256: state_sha256(self.state, self.heartbeat.ranks)})
         if saving:
-            self.saving.settle()  # waits for the previous save, which has usually ended long before
+            self.saving.settle()  # waits for the previous save, which usually ended long ago
         if validating:
             self._validate()
         if saving:
@@ -199,7 +199,7 @@ class Loop:
         self._report_end(RunEvent.STOPPED, self.stop_request.cause)
 
     def _report_end(self, event: str, early_end: str | None) -> None:
-        """Record that training has ended, with the tokens read from each dataset and the reason for an early end."""
+        """Record the end of training, the tokens read from each dataset and, if training ended early, the reason."""
         step = self.state.position.step
         details = {} if early_end is None else {Detail.REASON: early_end}
         self.reporter.event(step, event, **details, **{Detail.SOURCES: self.reporter.plan.read_until(step)})

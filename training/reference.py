@@ -72,7 +72,7 @@ class Reference:
         means = np.mean(self.losses, axis=0)  # the band surrounds the means; both are rounded
         if ((means < low - ROUNDING_TOLERANCE) | (means > high + ROUNDING_TOLERANCE)).any():
             raise ValueError(
-                "band: does not contain the mean of the losses at each mark, so it is not the band of these losses"
+                "band: at some mark, the mean of the losses is outside the band, so the band is not from these losses"
             )
 
 
@@ -103,7 +103,7 @@ class ComparedLog(MetricsLog):
 class BandComparison(NamedTuple):
     """Whether a run's training loss is inside, above or below the band of its reference."""
 
-    line: str | Notice  # the result and the step since which it holds, or why the run is not compared
+    line: str | Notice  # the result and the step at which it began to hold, or why the run is not compared
     side: Literal["inside", "above", "below"] | None = None  # None: not compared, or not yet
 
 
@@ -177,9 +177,10 @@ def _without_hub(prepared: str) -> str:
 
 
 def tenths(curve: Curve, steps: int) -> np.ndarray:
-    """Return, for each mark that the run has reached, the mean of the finite losses in the tenth that ends there.
+    """Return a mean for each mark that the run has reached.
 
-    The means are float64 (m,), and are computed by the trapezoidal rule.
+    Each mean covers the finite losses in the tenth of a run before the mark. The means are float64 (m,), and are
+    computed by the trapezoidal rule.
     """
     finite = np.isfinite(curve.values)
     share, losses = np.append(0.0, curve.steps[finite] / steps), curve.values[finite]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class ResumeRequest:
     directory: Path
     checkpoint: str  # the value of --resume: "auto", "never" or a checkpoint's name
-    record: RunRecord  # the record of this job, to be compared with the checkpoint's
+    record: RunRecord  # the record of this job, to be compared with the checkpoint's record
     allow_drift: bool  # whether to resume even if the numerics have changed
     initial: InitialWeights | None = None  # the model that a run without a checkpoint starts from; None: random weights
     tokenizer: TokenizerRecord | None = None  # the tokenizer of the run's tokens
@@ -94,7 +94,7 @@ def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
 def load_checkpoint(
     checkpoint: Path, request: ResumeRequest, state: TrainState, ranks: Ranks
 ) -> tuple[list[str], RunRecord]:
-    """Print the changes since the checkpoint, then load it. Call it on every rank. Returns the same as `resume`."""
+    """Print the changes since a checkpoint, then load it. Call this on every rank. Returns the same as `resume`."""
     from training.checkpoints import compatibility
 
     before = read_state(checkpoint).config

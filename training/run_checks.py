@@ -66,13 +66,13 @@ def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequiremen
 
 
 def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:
-    """Print the checks of this machine; return the exit status."""
+    """Check this machine, and print the outcome; return the exit status."""
     return report(machine_requirements(run, command))
 
 
 @contextmanager
 def all_problems(command: TrainCommand) -> Iterator[None]:
-    """Context for reading a run. If this raises BadInput, problems of the machine and the dataset are added to it."""
+    """Context in which a run is read. It adds problems of the machine and the dataset to a BadInput."""
 
     def check_dataset() -> None:
         if is_folder(directory := Path(command.like or command.run)):

@@ -45,7 +45,7 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     # An overflow under fp16 is excused, as long as the scale is not exhausted: it blocks this update and halves the
     # scale, but does not end the run.
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()
-    # 1.0 if this update is blocked, because the loss or norm is not finite, or an earlier step has ended the run.
+    # 1.0 blocks this update: its loss or norm is not finite, or an earlier step has ended the run.
     update_blocked = state.guard.observe(step, local_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
     state.optimizer.set_step(step, rate)
@@ -78,8 +78,8 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
 def microbatch_loss(state: TrainState, settings: StepSettings, batch: MicroBatch) -> Tensor:
     """Return the mean loss of a micro-batch, in nats per token.
 
-    The mean over all micro-batches of a step is therefore the mean over all targets of the step. If targets have
-    weights, the mean weighted loss is divided by the mean weight of the step's targets.
+    All micro-batches have the same size. The mean over a step's micro-batches is therefore the mean over the step's
+    targets. If targets have weights, the mean weighted loss is divided by the mean weight of the step's targets.
     """
     with autocast(settings.numerics.precision, batch.inputs.device):
         if batch.weights is None:

@@ -38,7 +38,7 @@ class Validation:
     ) -> float | None:
         """Return the mean loss without dropout, in nats per token; None if a stop interrupts the measurement.
 
-        If targets have weights, the mean is weighted with them. Call it on every rank; every rank gets the same number.
+        If targets have weights, the mean is weighted by them. Call it on every rank; every rank gets the same number.
         The loss of each sequence is computed on one of the ranks, and the losses are added without rounding errors
         (math.fsum). The number therefore does not depend on which rank computes which sequence.
         """

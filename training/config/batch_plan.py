@@ -131,8 +131,8 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
     if train.execution.determinism == "run" and microbatches % ranks:
         divisors = [tensor_size * divisor for divisor in microbatch_sizes(microbatches, 1)]
         nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
-        shared = f"which cannot be divided equally at world size {world_size}"
-        problem = f'{division}, {shared}, as determinism "run" requires'
+        required = 'but determinism "run" requires an equal number on every rank'
+        problem = f"{division}, {required}, which world size {world_size} does not allow"
         examples = ", ".join(map(str, nearest))
         advice = f'set determinism to "elastic", or use another world size, such as {examples}'
         keys["other_keys"] += ("determinism",)

@@ -19,9 +19,9 @@ from training.schedule import DECAYS
 # Schedules that gpjt's run directories write as booleans. The records of a run contain these booleans, too.
 _SCHEDULES = {"cosine": True, "constant": False}
 _SCHEDULE_NAMES = (*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES))
-LARGEST_RATE = 1e30  # divided by Adam's bias correction, this learning rate still fits into fp32
+LARGEST_RATE = 1e30  # this rate still fits into fp32 after it is divided by Adam's bias correction
 FIRST_MOMENTUM = 0.85  # at the start of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
-OPTIMIZERS = {  # descriptions by name; the update rules of each are in training/optimizers/NAME.py
+OPTIMIZERS = {  # descriptions by name; training/optimizers/NAME.py has the update rules
     "adamw": "AdamW",
     "muon": "Muon for the matrices of the blocks, AdamW for all other parameters",
 }
@@ -61,7 +61,7 @@ def _precision_from_use_amp(use_amp: Any, _: Mapping[str, Any]) -> str:
 
 
 def _sequences_from_validation_batches(batches: Any, file_values: Mapping[str, Any]) -> int:
-    """Return the number of sequences in gpjt's validation_batches, which counts micro-batches."""
+    """Convert gpjt's validation_batches, a number of micro-batches, to a number of sequences."""
     if "validation_sequences" in file_values:
         raise ValueError(
             f"got {quoted(batches)}, but validation_sequences sets the same value; remove validation_batches"
@@ -282,7 +282,7 @@ class OptimizationOptions:
 
     @property
     def decay(self) -> str | None:
-        """The name of the learning rate's decay in training/schedule.py; None if the learning rate is constant."""
+        """How the learning rate decays, a name from training/schedule.py; None if the learning rate is constant."""
         scheduled = self.schedule_learning_rate
         return scheduled if isinstance(scheduled, str) else "cosine" if scheduled else None
 

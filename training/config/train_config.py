@@ -135,7 +135,7 @@ KEY_ROWS = {section: {key: row_of(field) for key, field in keys.items()} for sec
 PLUMBING_KEYS = frozenset(key for key, row in KEY_ROWS["train"].items() if row.plumbing)
 # Values that train better than the defaults, which come from gpjt. docs/run-directory.md has the measurements.
 GOOD_RECIPE = {key: row.recommended for key, row in KEY_ROWS["train"].items() if row.recommended is not None}
-# Older name of a key, as in gpjt/ddp-base-model-from-scratch -> present name. The second mapping also has the reverse
+# Older name of a key, as in gpjt/ddp-base-model-from-scratch -> current name. The second mapping also has the reverse
 # direction.
 _KEYS_BY_OLDER_NAME = {row.older.name: key for key, row in KEY_ROWS["train"].items() if row.older is not None}
 _OTHER_SPELLINGS = _KEYS_BY_OLDER_NAME | {key: older for older, key in _KEYS_BY_OLDER_NAME.items()}
@@ -349,7 +349,7 @@ def spellings(key: str) -> tuple[str, ...]:
 
 
 def resolve_spelling(name: str) -> tuple[str, str]:
-    """Return the section and the key as `resolve_key` does, but replace an older name with the present name."""
+    """Return the section and the key as `resolve_key` does, but replace an older name with the current name."""
     section, key = resolve_key(name)
     return section, _KEYS_BY_OLDER_NAME.get(key, key)
 

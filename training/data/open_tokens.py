@@ -286,7 +286,7 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
     ]
     starts = {"start_train_token": train.data.start_train_token, "start_val_token": train.validation.start_val_token}
     problems += [
-        f"{train.file}: {key}: got {start}, wanted a multiple of {length}, at which a row of conversations begins"
+        f"{train.file}: {key}: got {start}, wanted a multiple of {length}, where a row of conversations begins"
         for length in list(rows.values())[:1]
         for key, start in starts.items()
         if start % length
@@ -302,5 +302,5 @@ def check_objective(run: Run, streams: Iterable[TokenStream | None]) -> None:
 
 
 def _ranks(directory: Path, tokenizer: TokenizerRecord) -> bytes | str:
-    """Return what identifies the ranks of a tokenizer: the content of its ranks file or, if it has none, its name."""
+    """Return what identifies a tokenizer's merge ranks: the content of its ranks file or, without a file, its name."""
     return (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else tokenizer.name

@@ -170,7 +170,7 @@ def _with_enough_validation(token_set: TokenSet, train: TrainConfig, plan: Plan,
 
 
 def _note_missing_shards(directory: TokenDirectory) -> None:
-    """Print a note if token files were written by another program and the first of them are missing.
+    """Print a note if token files were written by another program and the first files are missing.
 
     Files of prepare_data.py do not need this note, because their names include the number of shards.
     """

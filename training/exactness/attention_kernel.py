@@ -58,8 +58,8 @@ class ScoreCase:
     shift: float = 0.0
 
 
-# The first case occurs in networks with QK-norm. The last case is a head with "massive activations": fp32 cannot invert
-# its sums of exponentials, and the backward pass of a faulty kernel returns NaN.
+# The first case occurs in networks with QK-norm. The last case is a head with "massive activations". The
+# head's sums of exponentials cannot be inverted in fp32, and the backward pass of a faulty kernel returns NaN.
 CASES = (ScoreCase(1.0), ScoreCase(0.1), ScoreCase(6.0), ScoreCase(0.1, shift=-120.0))
 
 
@@ -99,7 +99,7 @@ def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path
 
 
 def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Enable the checkpoint's kernel if this job chose another kernel for no other reason than its own timings.
+    """Enable the checkpoint's kernel if this job chose another kernel only because of its own timings.
 
     Return the numerics of this job, with the enabled kernel.
 
@@ -171,7 +171,7 @@ def formula(inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
     outputs, length, scale = [], queries.shape[1], 1 / math.sqrt(queries.shape[2])
     rows = max(1, SCORES_AT_ONCE // (len(queries) * length))
     for first in range(0, length, rows):
-        # These rows attend to no later keys.
+        # No query in these rows attends to a key after them, so later keys are left out.
         query_rows, key_rows = slice(first, first + rows), slice(0, first + rows)
         scores = scale * queries[:, query_rows] @ keys[:, key_rows].mT
         later = torch.ones_like(scores[0], dtype=torch.bool).triu(first + 1)

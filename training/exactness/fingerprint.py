@@ -58,9 +58,9 @@ def compiled_on_gpu(train: TrainConfig) -> dict[str, str]:
     if _compiled(execution, "cuda"):
         work["torch.compile"] = setting(compile=False)
     if needs_exact_norm(determinism, sharded=False):
-        work[f"the gradient norm of determinism {determinism}"] = setting(determinism="off")
+        work[f"the gradient norm with determinism {determinism}"] = setting(determinism="off")
     if needs_exact_norm("off", sharded=sharded):
-        work["the gradient norm of tensor shards"] = setting(tensor_parallel=1, tensor_shards=1)
+        work["the gradient norm with tensor shards"] = setting(tensor_parallel=1, tensor_shards=1)
     return work
 
 
@@ -125,7 +125,7 @@ def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
-    """Set the process-wide switches of a level. Call it before the first kernel runs."""
+    """Set the process-wide switches of a determinism level. Call it before the first kernel runs."""
     if ranks.device.type == "cpu":
         torch.set_num_threads(cpu_threads)
         _keep_freed_memory()
@@ -136,7 +136,7 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         # cuDNN's attention has no deterministic backward pass. torch skips that kernel in this mode anyway, but the
-        # fingerprint must record this, too.
+        # fingerprint reads this switch.
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 

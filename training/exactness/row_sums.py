@@ -1,4 +1,4 @@
-"""Sums of squares of rows, in an order that depends only on the row's width, so that every shard has the same bits.
+"""Sums of squares of rows, in an order that depends only on a row's width: a sum has the same bits in any shard.
 
 The order of a library's reduction depends on the shape of the whole tensor, and a shard has a different shape.
 """
@@ -12,7 +12,7 @@ BLOCK_ELEMENTS = 1 << 20  # number of squares that a CPU adds up at a time; thes
 
 
 def needs_exact_norm(determinism: str, *, sharded: bool) -> bool:
-    """Return whether a run's gradient norm is added up in a fixed order of rows, as it always is in tensor shards.
+    """Return whether a run's gradient norm is added up in a fixed order of rows, as it always is with tensor shards.
 
     On a GPU the exact norm is a Triton kernel, so preflight also calls this to know whether a C compiler is needed.
     """
@@ -47,18 +47,18 @@ def folded_rows(tensor: Tensor) -> Tensor:
 
 
 def _fold(squares: Tensor) -> Tensor:
-    """Return the sums of rows. `squares` is overwritten."""
+    """Return the sum of each row. `squares` is overwritten."""
     while (width := squares.shape[1]) > 1:
         half = width // 2
         squares[:, :half] += squares[:, half : 2 * half]
-        if width % 2 == 1:  # the last column has no column to be added to
+        if width % 2 == 1:  # the last column of an odd number has no partner
             squares[:, half] = squares[:, -1]
         squares = squares[:, : width - half]
     return squares.squeeze(1)
 
 
 def by_kernel(tensors: list[Tensor]) -> Tensor:
-    """Return the sums of squares of the rows of all matrices, followed by those of all vectors.
+    """Return each row's sum of squares, for all matrices first and then for all vectors.
 
     One Triton kernel processes all matrices, and reads each of them once.
     """

@@ -34,7 +34,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
-    """Return the names and versions that a run records."""
+    """Return what a run records about its software and hardware."""
     cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),

@@ -26,7 +26,7 @@ _SIZE = checks.number(0.0, 1e6, above=True)
 
 @attrs.frozen(kw_only=True)
 class Gpu:
-    """A row of the table."""
+    """A type of GPU: a row of gpus.json, or of a price list."""
 
     name: str = attrs.field(validator=checks.text())
     memory_gib: float = attrs.field(validator=_SIZE)  # memory of one GPU that torch can use

@@ -81,7 +81,7 @@ def is_gpu_memory_error(error: Exception) -> bool:
 
 @contextmanager
 def memory_advice(run: "Run") -> Iterator[None]:
-    """Turn a memory error into a BadInput on this rank only. Its message suggests remedies for this run."""
+    """Turn a memory error into a BadInput on this rank only. The message suggests remedies for this run."""
     try:
         yield
     except Exception as error:

@@ -14,12 +14,12 @@ from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.parallel.mesh import Spread
 
-RATE_FACTOR = "rate_factor"  # key of a parameter group; the value is the group's learning rate / the schedule's rate
+RATE_FACTOR = "rate_factor"  # key of a parameter group: the group's learning rate divided by the schedule's rate
 
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where the parameters of a rule are."""
+    """The placement of a rule's parameters: their device, their axes, and their spread over ranks."""
 
     device: torch.device
     axes: Mapping[str, Axes]  # name of a parameter on this rank -> axes of the complete parameter
@@ -48,7 +48,7 @@ class UpdateRule:
     # names; checkpoints and memory predictions use them.
     state: Mapping[str, torch.dtype]
     build: Callable[[dict[str, nn.Parameter], OptimizationOptions, Placement], torch.optim.Optimizer]
-    # The values, in addition to the learning rate, that parameter groups have at a step. Steps are counted from 0.
+    # Returns the values that parameter groups have at a step, in addition to the learning rate. The first step is 0.
     settings: Callable[[OptimizationOptions, int], dict[str, float]] = lambda options, step: {}
 
 
@@ -77,8 +77,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return torch's parameter groups.
 
-    All parameters of a group have the same weight decay, which is zero except for matrices, and the same learning rate,
-    stored as a multiple of the schedule's rate.
+    All parameters of a group have the same weight decay, which is zero except for matrices. They also have the same
+    learning rate, stored as a multiple of the schedule's rate.
     """
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():

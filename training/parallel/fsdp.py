@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
+from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the argument of set_custom_reduce_scatter
 from torch.distributed.tensor import DTensor
 
 from model.loss import NextTokenLoss

@@ -71,7 +71,7 @@ def compute_replicated(
 ) -> Results:
     """Apply `function`, which does not change the shape, to each matrix of a round.
 
-    Use this function if ranks can `load` all pieces. Call it on every rank.
+    Use this function if each rank can `load` all pieces. Call it on every rank.
     """
 
     def load_matrix(matrix: Matrix) -> Tensor:

@@ -70,7 +70,7 @@ class HeldPiece:
 
     parameter: str  # the parameter's name on the rank
     local_rows: range  # the piece's rows in the rank's part of the parameter
-    rows: range  # the piece's rows; 0 is the first of the consecutive rows
+    rows: range  # the same rows, counted from the first of the consecutive rows
     columns: range | None  # None: all columns
 
 
@@ -169,7 +169,7 @@ def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tupl
 
 
 def shards_of(value: Tensor) -> RankGroup | None:
-    """Return the ranks among which a tensor's rows are divided; None if this rank holds all of them."""
+    """Return the ranks among which a tensor's rows are divided; None if this rank holds all rows."""
     if not isinstance(value, DTensor):
         return None
     [dimension] = [index for index, placement in enumerate(value.placements) if placement.is_shard(0)]
@@ -187,7 +187,7 @@ def full_tensor(value: Placed) -> Tensor:
 
 def local_tensor(value: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor; any other tensor is returned unchanged."""
-    # to_local() is not used. When gradients are enabled, as in a training step, autograd would record the view.
+    # Not to_local(): when gradients are enabled, as in a training step, autograd would record the view.
     return value._local_tensor if isinstance(value, DTensor) else value
 
 

@@ -57,9 +57,9 @@ class OrderedGradients:
     """The gradient sums of a step. Adds up the gradients of all micro-batches; reduces over ranks in the last one.
 
     Under DDP and on a single rank, the gradients of every micro-batch except the last are taken from `parameter.grad`,
-    which is then set to None. The sums are completed in place, in the last micro-batch's gradients: under DDP in DDP's
-    buckets, by the communication hook (`ddp_hook`), and on a single rank at the end of `microbatch`. Under FSDP, all
-    gradients pass through FSDP's reduce-scatter (`shard_reduction`).
+    which is then set to None. The sums are completed in place, in the last micro-batch's gradients. Under DDP, the
+    communication hook (`ddp_hook`) completes them in DDP's buckets; on a single rank, the end of `microbatch` completes
+    them. Under FSDP, all gradients pass through FSDP's reduce-scatter (`shard_reduction`).
     """
 
     def __init__(self, parameters: list[nn.Parameter], tree: SumTree, leaves: range, levels: tuple[Exchange, ...]):
@@ -122,9 +122,9 @@ class OrderedGradients:
         ordered_all_reduce(bucket.buffer(), separate, self._levels)
 
     def shard_reduction(self) -> Callable[[Tensor, Tensor], None]:
-        """Return the reduction of one FSDP group.
+        """Return a function that reduces the gradients of one FSDP group.
 
-        The reduction is called with memory for this rank's part of the result, and with the complete gradients.
+        FSDP calls it with memory for this rank's part of the result, and with the complete gradients.
         """
         self._sharded = True
         return partial(self._reduce_shards, self._new_sum())

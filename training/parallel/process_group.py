@@ -124,8 +124,10 @@ def start(device_kind: str | None, timeout_seconds: int, tensor_parallel: int = 
                 "copy the same train.json to all nodes"
             )
         if ranks_per_node % tensor_parallel:
-            divisor = f"a divisor of {ranks_per_node}, the number of ranks on a node, inside which links are fast"
-            raise BadInput(f"tensor_parallel: got {tensor_parallel}, wanted {divisor}")
+            divisor = f"a divisor of {ranks_per_node}, the number of ranks per node"
+            raise BadInput(
+                f"tensor_parallel: got {tensor_parallel}, wanted {divisor}, because only links inside a node are fast"
+            )
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),
@@ -227,7 +229,7 @@ def from_coordinator(ranks: Ranks, make: Callable[[], Value], *, group: Any = No
 
 
 def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:
-    """Call `work` on the ranks where `only` is true. Return their values, in the order of ranks, on every rank.
+    """Call `work` on the ranks where `only` is true. Return the values, in the order of ranks, on every rank.
 
     BadInput on any rank is raised on all ranks, so that no rank waits for one that has failed. If several ranks raise
     BadInput, the lowest rank's error is used. An OSError that names a file becomes BadInput.

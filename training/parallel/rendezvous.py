@@ -4,9 +4,9 @@ A generation consists of the processes that torchrun has started together. On on
 several nodes, each torchrun counts only its own restarts, and no count changes when a node joins or leaves. The store
 through which the processes find each other may be an old one that still contains what earlier processes have written.
 
-This module normally chooses the interface on the route to the first node. By default, gloo would use the interface of
-the address to which the machine's own name resolves, which is 127.0.1.1 on many systems, and NCCL would use the first
-interface that is up. With these defaults, connections between nodes could fail, or wait until a timeout.
+This module normally chooses the interface on the route to the first node. By default, gloo would resolve
+the machine's own name, which gives 127.0.1.1 on many systems, and use the interface with that address. NCCL would use
+the first interface that is up. With these defaults, connections between nodes could fail, or wait until a timeout.
 """
 
 import array
@@ -70,7 +70,7 @@ def choose_interface(store: Any, rank: int, world_size: int) -> None:
     if rank == 0:
         addresses = [store.get(f"address {number}").decode() for number in range(world_size)]
         store.set("reachable address", next(filter(None, addresses), ""))
-    reachable = store.get("reachable address").decode()  # empty on a single machine, and with IPv6
+    reachable = store.get("reachable address").decode()  # empty on a single machine or with IPv6
     name = interface_with(address or address_towards(reachable)) if reachable else None
     if name is None:
         return

@@ -37,8 +37,8 @@ class StepClock:
         self.totals = StepSeconds()
         self._device = device
         self._steps: deque[list[tuple[Mark, Mark]]] = deque()  # own work of steps that are not counted yet
-        self._since: Mark | None = None  # start of the present interval of own work; None outside a timed step
-        self._intervals: list[tuple[Mark, Mark]] = []  # own work of the present step
+        self._since: Mark | None = None  # start of the current interval of own work; None outside a timed step
+        self._intervals: list[tuple[Mark, Mark]] = []  # own work of the current step
 
     @contextmanager
     def timed(self) -> Iterator[None]:

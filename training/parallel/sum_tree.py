@@ -22,7 +22,7 @@ class SumTree:
     run: int  # number of leaves that are added in order before the pairwise tree begins
 
     def push(self, sums: list[range], part: range) -> int:
-        """Append a partial sum to `sums`, which covers all earlier leaves. If possible, join it with sums in this list.
+        """Append a partial sum to `sums`, which covers all earlier leaves. If possible, join it with others.
 
         Return the number of joins. The first join is with the last sum in the list.
         """

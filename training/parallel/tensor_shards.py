@@ -92,7 +92,7 @@ class TensorShards:
                 totals = ordered_sum(gathered[first : first + holders]).split([part.numel() for part in parts])
                 torch._foreach_copy_(parts, [total.view_as(part) for total, part in zip(totals, parts, strict=True)])
 
-    @functools.cache  # noqa: B019  # there is one object per process
+    @functools.cache  # noqa: B019  # the cache keeps only one object alive per process
     def counted_rows(self, names: tuple[str, ...], shard: int, device: torch.device) -> Tensor:
         """Return the rows of a shard that count in a sum, as indices into the concatenated rows of these parameters.
 
@@ -106,7 +106,7 @@ class TensorShards:
         return torch.cat(places).to(device)
 
     def by_shard(self, parameters: Mapping[str, nn.Parameter]) -> list[list[tuple[str, ShardCut, nn.Parameter]]]:
-        """Return the parameters of each of this rank's shards, with their names in the network and their cuts."""
+        """Return, for each of this rank's shards, its parameters as (name in the network, cut, parameter)."""
         local_shards: list[list[tuple[str, ShardCut, nn.Parameter]]] = [[] for _ in self.exchange.local_shards]
         for name, parameter in parameters.items():
             plain, place = plain_name(name), int(name.split(".", 2)[1])
@@ -115,7 +115,7 @@ class TensorShards:
 
 
 def in_shards(model: NextTokenLoss, shards: int, tensor: RankGroup) -> ShardedLoss:
-    """Return this rank's part of a network that is divided into this many tensor shards. Allocates no memory."""
+    """Return this rank's part of a network that is divided into `shards` tensor shards. Allocates no memory."""
     local, size, group = shards // tensor.size, tensor.size, tensor.group
 
     def all_gather(values: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class Parallel:
         return Spread(ranks=self.data_parallel)
 
     def by_plain_name(self, values: Mapping[str, Tensor]) -> Mapping[str, Placed]:
-        """Return `values` under the parameters' names in the network. Their keys are the names on this rank.
+        """Rename the keys of `values` from the parameters' names on this rank to their names in the network.
 
         The two names differ only for tensor shards, because several shards belong to one parameter of the network.
         """
@@ -181,7 +181,7 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
         allocate(model, device)
     elif levels.size > 1:
-        reduction = ordered or BucketSum(data_parallel.group)  # NCCL takes the nodes into account by itself
+        reduction = ordered or BucketSum(data_parallel.group)  # unless `ordered`, NCCL takes care of nodes
         wrapped = wrap_in_ddp(model, reduction, clock, data_parallel.group)
     return Parallel(
         network=model.network,
@@ -203,7 +203,7 @@ def compile_model(model: NextTokenLoss, how: bool | str) -> None:
     """Compile a model in place: block by block (True), as one graph ("model"), or not at all (False)."""
     if not how:
         return
-    # Each block is a separate graph, so DDP's hooks run between them, and splitting graphs at buckets has no advantage.
+    # Each block is a separate graph, so DDP's hooks run between graphs, and splitting at buckets has no advantage.
     torch._dynamo.config.optimize_ddp = False
     # The loss is compiled for each mode, and separately for full chunks and for the last chunk. In tensor shards,
     # it is also compiled for each possible number of rows that are not padding.
@@ -241,6 +241,6 @@ def wrap_in_ddp(
             return reduction.ddp_hook(bucket)
 
     wrapped.register_comm_hook(None, timed_hook)
-    # DDP's statistics of a step would make the host wait for the GPU.
+    # DDP's statistics would make the host wait for the GPU in some steps.
     wrapped._set_ddp_runtime_logging_sample_rate(NEVER)
     return wrapped

@@ -1,6 +1,6 @@
 """Batch-size search: find the largest micro-batch of a run on this machine, by predicting sizes and trying full steps.
 
-With --write, the result replaces the number in train.json. All other characters of the file stay the same.
+With --write, the result replaces the micro-batch in train.json. All other characters of the file stay the same.
 """
 
 import math
@@ -169,7 +169,7 @@ def _summary(run: Run, world_size: int, size: int) -> str:
     unchanged = largest_unchanged(run.train.batch, world_size // run.train.execution.tensor_parallel, size)
     advice = (
         "train.json has no global_batch_size, so the micro-batch changes the global batch; "
-        f"micro-batch {unchanged} keeps the present global batch"
+        f"micro-batch {unchanged} keeps the current global batch"
     )
     return f"largest micro-batch that fits: {size}" + ("" if unchanged is None else f"\n{advice}")
 

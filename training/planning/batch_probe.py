@@ -86,7 +86,7 @@ class Prober:
         self.leads = environment_rank() == 0
         self.world_size = max(environment_world_size(), len(self._environments))
         self._command, self._store = command, store
-        self._number = 0  # number of the present probe
+        self._number = 0  # number of the current probe
         self._processes: list[Any] = []
 
     def agree(self, size: int | None) -> int | None:
@@ -212,7 +212,9 @@ def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
     take_steps(state, settings, ranks, PROBE_STEPS)
     torch.cuda.synchronize(device)
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0:
-        raise torch.OutOfMemoryError("the allocator had to empty its cache, which is slow and close to failing")
+        raise torch.OutOfMemoryError(
+            "the allocator had to empty its cache, which is slow and means that memory is almost full"
+        )
     reserved = torch.cuda.max_memory_reserved(device)
     usable = usable_bytes(device)  # measured again, because libraries take memory when they are first used
     if reserved > usable:
@@ -227,7 +229,7 @@ def usable_bytes(device: torch.device) -> int:
 
 
 def _report_error(store: Any, error: Exception) -> None:
-    """Report an error to all ranks. Print a traceback unless it is a user error or a lack of memory."""
+    """Report an error to all ranks. Print a traceback unless the user caused it or memory is exhausted."""
     memory, reason = is_memory_error(error), str(error).partition("\n")[0] or type(error).__name__
     if not memory:
         # A collective may have failed only because a peer has ended. This wait lets the peer's parent report the cause

@@ -61,7 +61,7 @@ def candidates(train: TrainConfig, world_size: int) -> list[int]:
 def largest_unchanged(batch: BatchOptions, ranks: int, largest: int) -> int | None:
     """Return the largest micro-batch, up to `largest`, that does not change the run's global batch.
 
-    If `global_batch_size` is not set, the global batch follows from the present settings. Return None if there is no
+    If `global_batch_size` is not set, the global batch follows from the current settings. Return None if there is no
     such micro-batch.
     """
     derived = batch.microbatch_size * (batch.gradient_accumulation_steps or 1) * ranks

@@ -1,4 +1,4 @@
-"""Estimate the memory, hours and dollars of a run on machines for rent, in its own layout of ranks and in others."""
+"""Estimate the memory, hours and dollars of a run on rented machines, in the run's layout of ranks and in others."""
 
 import math
 import re
@@ -174,7 +174,7 @@ def _last_job(
 ) -> tuple[float, float, float | None] | None:
     """Return the newest job's tokens/s, the hours that the run takes at this speed, and the price per hour.
 
-    The result is None if that job logged no speed, or if its settings differ from the present ones. A job without a
+    The result is None if that job logged no speed, or if its settings differ from the current ones. A job without a
     record of its settings was trained by an older version, and is accepted.
     """
     try:
@@ -236,7 +236,7 @@ def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
 def _offer(
     run: Run, node: Machine, network: Network, lengths: Mapping[str, int | None], start_up_seconds: float
 ) -> Offer:
-    """Return the offer for a run on `node` or, if `network` connects several nodes, on that many such machines."""
+    """Return the offer for a run on `node` or, if `network` connects several nodes, on several machines like `node`."""
     model, train, tensor_size = run.model, run.train, run.train.execution.tensor_parallel
     machine = node if network.nodes == 1 else node.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)

@@ -109,15 +109,16 @@ class _Value:
 class Kernels(TorchDispatchMode):
     """A model of torch.compile: all operators between two matrix products are fused into one kernel.
 
-    A fused kernel reads and writes each piece of memory only once. A value that another kernel or the backward pass
-    needs is computed again from values in memory, unless a matrix product reads it or a reduction is part of its
-    computation. Copies with repeated elements are computed again, too. A tensor is cast only once. These rules
-    determine which tensors are saved for the backward pass. The statistics of a norm over heads are not saved.
+    A fused kernel reads and writes each piece of memory only once. Another kernel, or the backward pass, reads a value
+    from memory only if a matrix product reads the value, too, or if computing the value involves a reduction. All other
+    values are computed again from values in memory, and so are copies with repeated elements. A tensor is cast only
+    once. These rules determine which tensors are saved for the backward pass. The statistics of a norm over heads are
+    not saved.
     """
 
     def __init__(self, network: nn.Module, compiled: bool):
         super().__init__()
-        self.compiled = compiled  # otherwise, the passes save what PyTorch's autograd saves
+        self.compiled = compiled  # if false, the passes save what PyTorch's autograd saves
         self.backward = self.in_block = False
         # Saved bytes, by place ("block" or "outer") and by size ("sequences" if they grow with the micro-batch,
         # otherwise "fixed")

@@ -16,17 +16,17 @@ from training.planning.kernel_count import count_kernels
 
 @attrs.frozen(kw_only=True)
 class NetworkSizes:
-    """Sizes on one rank: those of one block, and separately those of everything outside the blocks ("outer")."""
+    """Sizes on one rank, separately for one block ("block") and for everything outside the blocks ("outer")."""
 
     outer: dict[str, Axes]  # parameters outside the blocks
     block: dict[str, Axes]  # parameters of one block
-    outer_copies: int  # bytes of weights in bf16 that are saved for the backward pass, whatever the micro-batch
+    outer_copies: int  # bytes of weights in bf16 saved for the backward pass, for any micro-batch size
     block_copies: int
     outer_bytes: int  # bytes of activations that are saved for the backward pass, per sequence
     block_bytes: int
     # Bytes per token that a block's kernels, except matrix products and attention, would move if they were all fused
     fused_bytes: float
-    separate_bytes: float  # the same number, but if every operator were a separate kernel
+    separate_bytes: float  # the same number if every operator were a separate kernel
     attention_width: int  # heads times head width; the sum of these products if a block has several attention layers
 
     @functools.cached_property

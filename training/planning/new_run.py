@@ -113,7 +113,7 @@ def _fit(
     if held_out == 0:
         yield "train", "validation_interval", None, f"there are fewer than {context + 1} validation tokens"
     elif held_out < options.validation_sequences:
-        reason = f"half of {held_out * context:,} held-out tokens"  # evaluate.py loss measures on the other half
+        reason = f"half of {held_out * context:,} held-out tokens"  # `evaluate.py loss` uses the other half
         yield "train", "validation_sequences", max(1, held_out // 2), reason
     windows = window_count(token_set.streams[0].length, run.train.data.start_train_token, context)
     if windows and isinstance(run.train.data.dataset, str):

@@ -1,4 +1,4 @@
-"""The table of --plan: the memory, hours and dollars of a run on machines for rent, and the assumptions behind it.
+"""The table of --plan: the memory, hours and dollars of a run on rented machines, and the assumptions behind it.
 
 Machines whose GPUs match the run directory's name come first, then machines with the same number of other GPUs, and
 then all others. In each of these groups, the cheapest come first.
@@ -34,7 +34,7 @@ ESTIMATE_CAUTION = (
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    """Return lines that fit into a terminal. Continuation lines are indented like the text after a label."""
+    """Wrap lines to the width of a terminal. Continuation lines are indented like the text after a label."""
     wrapped_lines = []
     for line in lines:
         label = re.match(r"[a-z]* {2,}", line)
@@ -99,14 +99,14 @@ def _layouts(estimate: RunEstimate) -> list[str]:
     divisors = (f"{count}" for count in shard_counts(model) if count <= NODE_GPUS)
     legend = "the table above shows parallel/tensor_parallel and the largest micro-batch; on other machines, "
     note = (
-        f"layouts: {legend * bool(rows)}{run_layout} is the cheapest according to the estimate, at {EXCHANGES}; "
-        f"tensor_parallel may be {', '.join(divisors)}"
+        f"layouts: {legend * bool(rows)}{run_layout} is the cheapest according to the estimate, "
+        f"which assumes {EXCHANGES}; tensor_parallel may be {', '.join(divisors)}"
     )
     return [*table, note] if estimate.layouts else []
 
 
 def _table(rows: list[list[str]], headings: list[str] = _HEADINGS, columns: tuple[str, ...] = _COLUMNS) -> list[str]:
-    """Return the rows as lines that fit into a terminal. Long names of machines are wrapped."""
+    """Return the rows as the lines of a table that fits into a terminal. Long machine names are wrapped."""
     rule = tabulate([row[1:] for row in rows], headings[1:], disable_numparse=True).splitlines()[1]
     widths = [max(8, WIDTH - 2 - len(rule))]
     return tabulate(rows, headings, disable_numparse=True, colalign=columns, maxcolwidths=widths).splitlines()

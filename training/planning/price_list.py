@@ -15,7 +15,7 @@ from common.text import nearest
 from training.hardware.gpus import Gpu, find_gpu, known_gpus, read_entry, read_gpus
 
 MACHINES = Path(__file__).with_name("machines.json")
-# Single V100s in four zones of AWS, one in each, had 202 preemptions in 431 hours of running, 22 to 29 April 2023:
+# Four V100s, one in each of four AWS zones, had 202 preemptions in 431 hours of running, April 22 to 29, 2023:
 # github.com/skypilot-org/spot-traces, preemption/1-node/aws-04-22-2023 (NSDI 24, Can't Be Late).
 PREEMPTIONS_PER_HOUR = 0.47
 

@@ -18,7 +18,7 @@ from training.planning.price_list import Machine
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"  # the name of this trainer in measurements.json
 MEASURED, OTHERS = "measured here", "others"
-ESTIMATE, ROUGH = "estimate", "rough"  # both from the roofline; "rough" if it was fitted to a similar GPU
+ESTIMATE, ROUGH = "estimate", "rough"  # from the roofline; "rough" if the roofline was fitted to another GPU
 SIMULATION = "simulation"  # the throughput of several nodes, calculated from that of one node
 # Half of the matmul parameters of GPT-2 124M, which is the smallest network to which the estimates are fitted. Smaller
 # networks spend most of their time on kernel launches and on the host, which a roofline cannot predict.
@@ -74,7 +74,9 @@ FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.
 # These are torch's names of the GPUs. Estimates for the H200 are 1 to 10% below its measured throughput.
 FITTED = ("A100", "H100", "H200")
 NVLINK = (*FITTED, "B200", "GB200")
-EXCHANGES = f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, {PCIE_GB_PER_SECOND:g} without NVLink (not measured)"
+EXCHANGES = (
+    f"{INSIDE_GB_PER_SECOND:g} GB/s among tensor ranks, or {PCIE_GB_PER_SECOND:g} GB/s without NVLink (not measured)"
+)
 
 
 @attrs.frozen
@@ -173,7 +175,7 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
     """Return the bytes per token that a rank receives from the ranks that share its layers, in both passes.
 
     Each of the N ranks has L of the S shards, and C is the width of the embedding. Twice per layer, a rank gathers C
-    elements and adds up L C elements; the backward pass does the reverse. The head does this once, and the embedding
+    elements and adds up L * C elements; the backward pass does the reverse. The head does this once, and the embedding
     does it once in fp32. A recomputed block repeats its exchanges, except for its last sum, which is repeated only with
     dropout. The loss exchanges 2 fp32 numbers per shard; if it is computed in chunks, it does so twice. Of everything
     that is gathered or summed, (N - 1) / N comes from other ranks. The sums of shared gradients (`add_shared`), which

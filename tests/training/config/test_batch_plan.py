@@ -48,7 +48,7 @@ def test_tensor_parallel_ranks_share_batches(tmp_path: Path) -> None:
 def test_indivisible_batch_names_possible_world_sizes(tmp_path: Path) -> None:
     advice = 'set determinism to "elastic", or use another world size, such as 1, 2, 3, 4, 6, 12$'
     with pytest.raises(
-        BadInput, match=f'which cannot be divided equally at world size 5, as determinism "run" requires; {advice}'
+        BadInput, match=f"requires an equal number on every rank, which world size 5 does not allow; {advice}"
     ):
         plan(tmp_path / "r", 5, global_batch_size=24, determinism="run")
 

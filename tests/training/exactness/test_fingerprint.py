@@ -97,7 +97,7 @@ def test_changed_numerics_are_refused_unless_allowed(make_run: MakeRun) -> None:
     assert changes == [["cpu_threads: 1 -> 2"]]
 
 
-WORK = ("torch.compile", "the gradient norm of determinism ", "the gradient norm of tensor shards")
+WORK = ("torch.compile", "the gradient norm with determinism ", "the gradient norm with tensor shards")
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -45,7 +45,7 @@ def test_a_process_without_a_launcher_is_a_group_of_one(alone: process_group.Ran
 
 
 def test_tensor_parallel_must_divide_the_ranks_per_node() -> None:
-    with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of 1, the number of ranks on a node"):
+    with pytest.raises(BadInput, match="tensor_parallel: got 2, wanted a divisor of 1, the number of ranks per node"):
         process_group.start("cpu", 60, 2)
 
 

@@ -130,7 +130,7 @@ def test_bad_input_is_reported_in_one_line(make_run: MakeRun) -> None:
         (
             run,
             ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
-            'which cannot be divided equally at world size 3, as determinism "run" requires; set determinism to "el',
+            'requires an equal number on every rank, which world size 3 does not allow; set determinism to "el',
         ),
         (
             plain,
