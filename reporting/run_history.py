@@ -92,7 +92,7 @@ class RunHistory:
     record: RunRecord | None  # None if `resolved.json` is missing or damaged
     job: JobRecord  # the last job; empty if `record` is None
     used: TrainedOn  # machines, software and commits of all jobs
-    bits_per_nat: float | None  # bits per byte of text that equal one nat per token; None if unknown
+    bits_per_nat: float | None  # one nat per token is this number of bits per byte; None if unknown
     notes: list[Notice]  # notes on lines and files that could not be read
     compared: str | None = None  # a sentence that compares the training loss with the recipe's reference
 

@@ -84,7 +84,7 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
 
 
 def task_parts(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
-    """Return independent parts of two means over tasks: of the centered score, and of the gold bits per byte.
+    """Return the independent parts of two means over tasks: the mean centered score and the mean gold bits per byte.
 
     A mean is the sum of the means of its parts. Tasks that share a file have the same items in the same order. They
     form one part, because their errors are correlated. Raises ValueError if a task does not have a value for each of

@@ -250,7 +250,7 @@ def _files_of_model(reference: str) -> list[Path]:
         answers = read_answers(file)
         current = identity_on_disk(home, answers.model)
         if current is not None and current.is_same(answers.weights) is False:  # the run was trained again
-            show(f"{file}: left out: these are answers of weights {answers.weights}, which had this name before")
+            show(f"{file}: left out: its answers are from older weights with the same name ({answers.weights})")
             problem = "no answers of the model's current weights"
             continue
         by_title.setdefault(answers.model, []).append(file)

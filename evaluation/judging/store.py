@@ -28,8 +28,8 @@ BYTES_PER_TOKEN = 4  # approximately, in English; the judges' own tokenizers wou
 TOKENS_PER_GRADE = 40  # expected tokens of a label, a comment and a score
 MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for comments longer than the rubric's 15 words
 # Reasoning tokens by effort: the expected number, which is a guess, and the limit. If the limit is too low, a reply is
-# cut off: we pay for it in vain, and request it again with twice the limit. If the limit is too high, requests without
-# an answer count with too high a cost.
+# cut off: we pay for it in vain, and request it again with twice the limit. If the limit is too high, the cost of a
+# request that gets no answer is overestimated.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
 MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends starting with this limit
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except SILENT_BY_DEFAULT

@@ -92,7 +92,7 @@ HELD_OUT = Measure(
         source="gilesthomas.com, 9 January 2026, part 30: loss on 19,660,800 tokens of FineWeb",
         comparable=lambda sample: sample.is_gpjt_range,
         otherwise="Published losses of OpenAI's GPT-2 are left out: they are nats per GPT-2 token of FineWeb, but "
-        "these models were measured on another text or with another tokenizer.",
+        "the models in this table were measured on another text or with another tokenizer.",
     ),
 )
 # This measure has no `difference`: on the same tokens, statements about it would repeat those about the loss.

@@ -19,8 +19,8 @@ from model.generate import Sampling
 from tokens.documents.messages import read_message
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
-STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # largest number of stop strings, and of characters in each of them
-MOST_CHOICES = 128  # largest number of answers to a prompt, which is OpenAI's limit
+STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # at most 4 stop strings, with at most 1,000 characters each
+MOST_CHOICES = 128  # largest number of answers to a prompt, as in OpenAI's API
 ANY_TEXT = ValueCheck(lambda value: isinstance(value, str), "a string")
 ONE = ValueCheck(lambda value: type(value) is int and value == 1, "1")
 # Parameters that have no effect on an answer of this server.
@@ -240,7 +240,7 @@ def _answer_request(
         found, expected = "this option without a stream", "stream to be true as well"
         raise InvalidValue(Problem(key="stream_options", found=found, expected=expected))
     alternatives = (body.top_logprobs if body.logprobs else None) if isinstance(body, ChatBody) else body.logprobs
-    # With a smaller temperature, logits would exceed the range of fp32. Greedy sampling is the limit at temperature 0.
+    # Below LEAST_TEMPERATURE, logits would exceed the range of fp32. Sampling is greedy then, as in the limit of 0.
     temperature = body.temperature if body.temperature >= LEAST_TEMPERATURE else 0.0
     return AnswerRequest(
         prompt=prompt,

@@ -48,7 +48,7 @@ from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import Detail, RunEvent, event_of, read_metrics
 
-LISTED = 10  # number of sequences of a large batch that the terminal shows: those with the highest loss
+LISTED = 10  # of a large batch, the terminal shows only this number of sequences, those with the highest loss
 PRINTED_TOKENS = 1 << 12  # a batch of at most this number of tokens is printed completely
 STRETCH = 16  # number of tokens to print for each sequence of a large batch
 COLORS = (230, 229, 222, 221, 215, 209, 203, 196)  # background colors in a terminal with 256 colors

@@ -185,7 +185,7 @@ def _missing(run: Path, text: Range | None) -> list[str]:
 
 def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     """Return the first tokens of the run's validation stream, or None and a note if they cannot be read."""
-    record, job, _ = read_resolved(run)  # the notes are in the run's history already
+    record, job, _ = read_resolved(run)  # its notes are ignored here, because the run's history also has them
     start, vocabulary = (0, 0) if record is None else (record.train.validation.start_val_token, record.model.vocab_size)
     problem = f"{run / RESOLVED}: lists no token files"
     for directory in job.token_directories:
