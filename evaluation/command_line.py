@@ -172,7 +172,7 @@ class CoreCommand(MeasureOptions):
     count: Annotated[int | None, option("largest number of items per task; default: all", "N", check=COUNT)] = None
     against: Annotated[
         Path | None,
-        option("training data; also compute scores without the items that share 13 tokens in a row with it", "DIR"),
+        option("training data; also compute scores without items that share 13 consecutive tokens with it", "DIR"),
     ] = None
 
 

@@ -30,7 +30,7 @@ BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
 # PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3% and 23%. The p-value is
-# from a test of whether one of the two models varies more than all other models: if so, it is close to 0.
+# from a test of whether one of the two models varies more than all other models: if so, the p-value is close to 0.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9  # probability of detecting a difference that we call detectable
 SOUGHT_DEVIATIONS = 3.0  # difference, in standard deviations over seeds, that the default number of seeds must detect
@@ -475,8 +475,8 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     ValueError unless the same questions were judged for all models.
 
     Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, each
-    interval is at least as wide as a t-interval for the same one or two models that is computed only from their seeds.
-    The level of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two
+    interval is at least as wide as a t-interval that is computed only from the seeds of the same one or two models. The
+    level of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two
     seeds, the safeguard is weak: the intervals assume that the seeds of all models vary alike. The error over questions
     and the error over seeds both include the noise of single answers, so the intervals are conservative. With one seed,
     they cover only the choice of questions and do not show which model is better. The intervals of the differences are
