@@ -210,7 +210,7 @@ def _axes(
 
 
 def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> Iterator[Mark]:
-    """Yield the marks of a run's records. `lines`: those of all jobs. The first start among them gets no mark."""
+    """Yield the marks of a run's records. `lines`: the records of all jobs. The run's first start gets no mark."""
     first = next((record for record in lines if event_of(record) == RunEvent.START), None)
     for record in records:
         event = event_of(record)

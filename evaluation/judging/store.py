@@ -203,7 +203,7 @@ def read_price(path: Path, model: str) -> Price:
             return structured({**defaults, **row, "date": table["date"]}, Price, unknown_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: {error!r}; wanted a file with the same keys as {PRICES.name}") from error
-    raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices; {nearest(model, models)}")
+    raise BadInput(f"{path}: no price for '{model}'; add it to the file, or pass --prices; {nearest(model, models)}")
 
 
 def most_output(answers: int, judge: Judge) -> int:
