@@ -109,7 +109,7 @@ class CompletionBody(AnswerOptions):
     """The body of a request to /v1/completions."""
 
     prompt: Any
-    # Earlier texts, each followed by its continuation. All of them precede each prompt.
+    # Earlier prompts, each followed by its continuation. All of these texts are put before every prompt.
     earlier: list[str] = attrs.field(factory=list, validator=TEXTS)
     n: int = attrs.field(default=1, validator=integer(1, MOST_CHOICES))
     echo: bool = attrs.field(default=False, validator=boolean())

@@ -245,8 +245,8 @@ def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
     of correlated units explains the powers better, according to Whittle's likelihood, the variance is estimated from
     the mean power of the lowest frequencies only. According to the spectrum, this mean is a certain share of the power
     at frequency zero, so it is divided by that share. Each of these frequencies adds a degree of freedom (Mueller,
-    Journal of Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise,
-    the error is the one that `mean_and_error` returns.
+    Journal of Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). If no such
+    spectrum explains the powers better, the error is the one that `mean_and_error` returns.
 
     Correlation that extends over more units than the stream has cannot be detected. benchmarks/document_errors.py
     measures how often the intervals cover the true value.
