@@ -242,7 +242,7 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _bits_per_nat(directories: Sequence[Path], record: RunRecord | None) -> float | None:
-    """Return the bits per byte of text that equal one nat per token.
+    """Return the number of bits per byte of text that corresponds to one nat per token.
 
     Return None if the number of bytes is unknown, for example because the directory no longer contains the tokens that
     the run read, or if some of the tokens do not add to the loss.

@@ -28,9 +28,9 @@ SCOPE = (
     "trained models."
 )
 BRACKETS = (
-    "Brackets: the interval of a difference excludes zero if Holm's procedure finds this difference, at 5% for all "
-    "pairs of a measure together. Each interval covers its own difference with a probability of at least 95%; the "
-    "probability that all intervals cover their differences is lower."
+    "Brackets: the interval of a difference excludes zero if the difference is significant in Holm's procedure, at a "
+    "level of 5% for all pairs of a measure together. Each interval covers its own difference with a probability of at "
+    "least 95%; the probability that all intervals cover their differences is lower."
 )
 ADVICE = (
     "No winner is named if the seed noise is unknown: train each recipe with two or more values of random_seed, the "

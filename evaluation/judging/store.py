@@ -157,7 +157,7 @@ class Price:
     date: str  # when the price was looked up; empty: the price is unknown
 
     def of(self, usage: Usage) -> float:
-        """Return the price of a usage in dollars."""
+        """Return the price in dollars of the tokens that `usage` counts."""
         plain = usage.input - usage.cached_input - usage.cache_write
         write = max(self.input, self.cache_write)
         usd = plain * self.input + usage.cached_input * self.cached_input + usage.cache_write * write
