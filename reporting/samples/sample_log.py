@@ -218,8 +218,8 @@ def _is_of(record: RunRecord, directory: Path) -> bool:
 def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
     """Return prompts from the held-out text, evenly spaced; none if there is no such text.
 
-    A prompt is the beginning of a line. In conversations, a prompt is the beginning of a row up to the first answer,
-    with the ids that the model was trained on.
+    A prompt is the beginning of a line. In conversations, a prompt has the same ids as a row of the tokens, up to the
+    row's first answer.
     """
     if text is None:
         return []
