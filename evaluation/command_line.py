@@ -231,7 +231,7 @@ class JudgeCommand:
     orders: Annotated[
         int, option("prompts per question, each with the answers in a different order", "K", check=COUNT)
     ] = 3
-    seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
+    seed: Annotated[int, option("random seed for the orders", "N", check=integer(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
     concurrency: Annotated[int, option("largest number of simultaneous requests", "N", check=COUNT)] = 8
     timeout: Annotated[float, option("time limit of a request", "SECONDS", check=SECONDS)] = 120.0

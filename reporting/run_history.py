@@ -78,7 +78,7 @@ class RunHistory:
     """What the files of a run directory say about a run, up to the moment when the files were read."""
 
     name: str
-    # The configuration that the run was trained with; before the first job, the one in its files.
+    # The configuration that the run was trained with; before the first job, the configuration in the run's files.
     model: ModelConfig
     train: TrainConfig
     curves: dict[str, Curve]

@@ -163,7 +163,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     notes = [f"{title}: {_superseded_note(same_title)}"] if same_title else []
     if unidentified:
         names = ", ".join(dict.fromkeys(result.evaluation for result in unidentified))
-        notes.append(f"{title}: weights unknown: these results have no hash and may be of other weights: {names}")
+        notes.append(f"{title}: weights unknown: these results have no hash and may come from other weights: {names}")
     return ChosenResults(
         title=title,
         weights=weights if identified else None,
@@ -207,11 +207,11 @@ def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -
 
 
 def _superseded_note(results: Sequence[EvaluationResult]) -> str:
-    """Return a note with the number of results of other weights, and these weights' hashes, or "" if there are none."""
+    """Return a note with the number of results from other weights and the hashes of these weights, or ""."""
     if not results:
         return ""
     hashes = ", ".join(dict.fromkeys(str(result.weights) for result in results))
-    return f"results of other weights that had this name are left out: {len(results)} (weights {hashes})"
+    return f"results from other weights that had this name are left out: {len(results)} (weights {hashes})"
 
 
 @np.errstate(divide="raise", over="raise", invalid="raise")

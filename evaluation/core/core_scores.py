@@ -141,8 +141,8 @@ CORE = Measure(
         values={f"OpenAI {model}": value for model, value in PUBLISHED.items()},
         source=SOURCE,
         comparable=lambda sample: sample.is_published_data,
-        otherwise="Published CORE of OpenAI's GPT-2 is left out: it was measured on nanochat's archive, but this "
-        "bundle may be another one.",
+        otherwise="The published CORE scores of OpenAI's GPT-2 are left out: they were measured on nanochat's archive, "
+        "but this bundle may be a different one.",
     ),
 )
 GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)

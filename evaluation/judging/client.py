@@ -36,7 +36,7 @@ REJECTED = (400, 413, 422)
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
 NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time
 GAVE_UP = (408, 409, 425, 499)  # a gateway timed out, but the API behind it may continue and bill the request
-RETRIED = (*GAVE_UP, 429)  # statuses of 500 and more are retried, too
+RETRIED = (*GAVE_UP, 429)  # statuses from 500 on are retried, too
 # A request with one of these statuses is not billed if the API itself reports the status. Other statuses from 500 on
 # may come from a gateway, so their requests count as billed.
 FAILED = (500, 503, 529)

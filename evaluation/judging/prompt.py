@@ -281,14 +281,14 @@ def _by_question(answers: Answers) -> dict[Question, Answer]:
 
 
 def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
-    """Raise BadInput if a model's files share a seed, or differ in the weights or the settings of fine-tuning."""
+    """Raise BadInput if two files of a model share a seed, or if their initial weights or other settings differ."""
     (first, ours), *rest = files.items()
     if len({file.seed for file in files.values()}) < len(files):
         raise BadInput(f"{folder}: two files of '{ours.model}' have the same seed; pass one of them")
     for path, theirs in rest:
         if ours.weights is not None and ours.weights.is_same(theirs.weights) is False:
             raise BadInput(
-                f"{path}: its answers come from the weights {theirs.weights}, but those in {first} from "
+                f"{path}: its answers come from the weights {theirs.weights}, but the answers in {first} come from "
                 f"{ours.weights}, although both models are named '{ours.model}'; pass files from the same weights, or "
                 "run instruct again"
             )

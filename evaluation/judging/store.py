@@ -122,7 +122,7 @@ class VerdictStore:
     def append(self, line: StoreLine) -> None:
         """Store a line and sync it to the disk. Raises BadInput, for example if the disk is full.
 
-        A line with unbilled requests is not synced, because its loss only means that these requests count as billed.
+        A line with unbilled requests is not synced: if such a line is lost, its requests merely count as billed.
         """
         record = {key: value for key, value in attrs.asdict(line).items() if value}
         with writing(self.path):

@@ -170,7 +170,7 @@ def shared_documents(
     if not is_validation or stream.weighted or end_of_text_id is None:
         return []
     lines = []
-    # An end-of-text token belongs to the document before it, so it may be the last validation token.
+    # An end-of-text token belongs to the document before it, so the last validation token may be an end-of-text token.
     if tokens[1] <= span.start and not _has_end(stream, tokens[1], span.start + 1, end_of_text_id):
         lines.append("The tokens measured here begin inside the last document of that validation.")
     last = span.start + span.count

@@ -29,7 +29,7 @@ BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single
 # A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
-# PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3% and 23%. The p-value is
+# PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, that is, between 3% and 23%. The p-value is
 # from a test of whether one of the two models varies more than all other models: if so, the p-value is close to 0.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9  # probability of detecting a difference that we call detectable
@@ -47,8 +47,8 @@ _PREFERRED = 4.0
 # Spectra are compared by twice their log-likelihood. Those within this amount of the best one are considered, and the
 # most cautious of them is used.
 _AS_LIKELY = 1.0
-# Only the lowest frequencies are used: as many as possible, but so few that the spectrum predicts for them a mean power
-# of at least this share of the power at frequency zero.
+# Only the lowest frequencies are used. Their number is as large as possible, provided that according to the spectrum,
+# their mean power is at least this share of the power at frequency zero.
 _FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed

@@ -152,7 +152,7 @@ def test_seeds_of_different_weights_are_refused(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         value = json.loads(file.read_text()) | {"weights_file_sha256": f"{number}" * 64}
         file.write_text(json.dumps(value))
-    with pytest.raises(BadInput, match=r"from the weights 111111111111, but those in .* from 000000000000"):
+    with pytest.raises(BadInput, match=r"from the weights 111111111111, but the answers in .* come from 000000000000"):
         read_panel(files, common=False)
 
 
