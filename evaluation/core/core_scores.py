@@ -65,7 +65,8 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
     The values are stored so that subsets can be scored later, and so that models can be compared item by item.
 
     `dataset`: file of the items. `baseline`: accuracy of guessing. `hits`: whether each item was answered correctly,
-    bool (items,). `bits`: bits per byte of each gold answer, float64 (items,). Both are in the order of measurement.
+    bool (items,). `bits`: bits per byte of each gold answer, float64 (items,). `hits` and `bits` have the items in the
+    order of measurement.
     """
     accuracy, error = float(np.mean(hits)), hits_error(hits.astype(np.float64), 1.0, paired=False)
     gold, gold_error = mean_and_error(bits)

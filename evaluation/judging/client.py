@@ -29,7 +29,7 @@ from evaluation.judging.store import JudgeRequest, Reply, Usage
 from tokens.documents.messages import read_content
 
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
-LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
+LONGEST_ASKED_PAUSE_SECONDS = 60.0  # longest pause that a server can make us wait
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
 # These statuses concern a single prompt (it may be too long), provided that other prompts are answered.
 REJECTED = (400, 413, 422)
@@ -42,7 +42,7 @@ RETRIED = (*GAVE_UP, 429)  # statuses from 500 on are retried, too
 FAILED = (500, 503, 529)
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError, httpx2.PoolTimeout, httpx2.ProxyError)
 
-MOST_REPLY_BYTES = 1 << 24  # limit of a reply with its headers; the longest verdict has about 100 kB
+MOST_REPLY_BYTES = 1 << 24  # size limit of a reply, including its headers; the longest verdict has about 100 kB
 GZIP = 47  # tells zlib to accept a gzip header or a zlib header
 
 

@@ -25,7 +25,7 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
-COMPARED_TOKENS = 1 << 20  # streams that begin with this number of equal tokens are considered the same
+COMPARED_TOKENS = 1 << 20  # two streams are considered the same if their first tokens, up to this number, are equal
 READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the end of a document
 
 
@@ -44,9 +44,10 @@ class Range:
         return f"{name}{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of the range for a stored result: its position, and the sha256 of its tokens and weights.
+        """Return the identity of the range for a stored result: its position, and the sha256 of its tokens.
 
-        The tokens are hashed as 32-bit integers, so that the format of the files does not matter.
+        The hash also covers the weights of the tokens in the loss. The tokens are hashed as 32-bit integers, so that
+        the format of the files does not matter.
         """
         stream = open_split(self.directory, self.split)
         tokens, weights = stream.read(self.start, self.count + 1), np.empty(self.count * stream.weighted, np.uint8)

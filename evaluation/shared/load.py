@@ -29,7 +29,7 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     location: ModelLocation
-    # The tokenizer that --tokenizer names; None: the option was not passed, or that tokenizer gives the model's own ids
+    # The tokenizer that --tokenizer names; None if it gives the same ids as the model's own, or without the option
     given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
     @property

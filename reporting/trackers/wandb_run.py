@@ -132,7 +132,7 @@ class WandbRun(Store):
                     settings=self._wandb.Settings(
                         **limits,
                         finish_timeout_raises=True,
-                        # Do not send the state of this machine, because another one may have trained the run.
+                        # Do not send the state of this machine, because another machine may have trained the run.
                         x_disable_stats=True,
                         x_disable_meta=True,
                         x_disable_machine_info=True,
