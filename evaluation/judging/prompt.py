@@ -250,7 +250,7 @@ def _files_of_model(reference: str) -> list[Path]:
         answers = read_answers(file)
         current = identity_on_disk(home, answers.model)
         if current is not None and current.is_same(answers.weights) is False:  # the run was trained again
-            show(f"{file}: left out: its answers are from older weights with the same name ({answers.weights})")
+            show(f"{file}: left out: its answers come from earlier weights of this model ({answers.weights})")
             problem = "no answers of the model's current weights"
             continue
         by_title.setdefault(answers.model, []).append(file)
@@ -281,7 +281,7 @@ def _by_question(answers: Answers) -> dict[Question, Answer]:
 
 
 def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
-    """Raise BadInput if two files of a model share a seed, or if their initial weights or other settings differ."""
+    """Raise BadInput if two files of a model share a seed, or differ in their settings or initial weights."""
     (first, ours), *rest = files.items()
     if len({file.seed for file in files.values()}) < len(files):
         raise BadInput(f"{folder}: two files of '{ours.model}' have the same seed; pass one of them")

@@ -44,8 +44,8 @@ class HeldOutLoss:
     """A model's loss on a range of tokens.
 
     Standard errors are over documents, because the tokens of a document are correlated. If neighboring documents are
-    similar, `stored_error` enlarges the errors. Therefore, the interval of about two errors around the value is always
-    a 95% interval.
+    similar, `stored_error` enlarges the errors. Therefore, the value plus or minus about two errors is always a 95%
+    interval.
     """
 
     tokens: int

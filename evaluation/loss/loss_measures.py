@@ -103,8 +103,8 @@ def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
     """Return the standard error to store and print.
 
     Readers of a result assume the degrees of freedom that follow from the number and sizes of the units, but there may
-    be fewer if the units are correlated. The error is scaled to make up for that: the interval of about two errors
-    around the value is still a 95% interval.
+    be fewer if the units are correlated. The error is scaled to make up for that: the value plus or minus about two
+    errors is still a 95% interval.
     """
     return mean.error_for(ratio_freedom(sizes))
 

@@ -240,7 +240,7 @@ def _answer_request(
         found, expected = "this option without a stream", "stream to be true as well"
         raise InvalidValue(Problem(key="stream_options", found=found, expected=expected))
     alternatives = (body.top_logprobs if body.logprobs else None) if isinstance(body, ChatBody) else body.logprobs
-    # Below LEAST_TEMPERATURE, logits would exceed the range of fp32. Sampling is greedy then, as in the limit of 0.
+    # Below LEAST_TEMPERATURE, logits would exceed the range of fp32. Greedy sampling, the limit at 0, is used instead.
     temperature = body.temperature if body.temperature >= LEAST_TEMPERATURE else 0.0
     return AnswerRequest(
         prompt=prompt,

@@ -98,7 +98,7 @@ class Engine:
     def _begin(self, answer: ServedAnswer) -> None:
         """Give an answer the free slot whose text shares the longest beginning with the answer's prompt.
 
-        If no text shares a beginning with it, create a slot, unless there are enough slots already.
+        If no text shares a beginning with the prompt, create another slot, unless there are already `slots` of them.
         """
         prompt = answer.request.prompt
         self._idle.sort(key=lambda prefix: prefix.shared(prompt))

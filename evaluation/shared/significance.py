@@ -47,8 +47,8 @@ _PREFERRED = 4.0
 # Spectra are compared by twice their log-likelihood. Those within this amount of the best one are considered, and the
 # most cautious of them is used.
 _AS_LIKELY = 1.0
-# Only the lowest frequencies are used. Their number is as large as possible, provided that according to the spectrum,
-# their mean power is at least this share of the power at frequency zero.
+# Only the lowest frequencies are used. Their number is as large as possible, provided that their mean power, according
+# to the spectrum, is at least this share of the power at frequency zero.
 _FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed

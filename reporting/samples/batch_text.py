@@ -155,7 +155,7 @@ def read_batch(run: Run, record: RunRecord, step: int, token_files: Path | None)
     `token_files` replaces the directory of the run's token files. Raise BadInput if the token files are not those that
     the run has read.
     """
-    # The command line names the current place of the dataset, which may have moved. Validation tokens are not read.
+    # Use the current path of the dataset, because the dataset may have moved. Validation tokens are not read.
     keys = record.train.flat() | {"dataset": run.train.data.dataset, "validation_interval": None}
     run = attrs.evolve(run, model=record.model, train=run.train.replace(**keys))
     tensor_size, length = run.train.execution.tensor_parallel, run.model.context_length

@@ -31,7 +31,8 @@ TEXT = texts.create_summary_metadata(display_name="", description="")
 class TensorBoardEvents(Store):
     """The event file of one run.
 
-    If all rows are sent again, they are written to a new file. In an old file, TensorBoard notices only appended data.
+    If all rows are sent again, they are written to a new file, because in an existing file, TensorBoard notices only
+    appended data.
     """
 
     def __init__(self, run: TrackedRun):

@@ -196,5 +196,5 @@ def test_answers_of_replaced_weights_are_not_judged(tmp_path: Path, capsys: pyte
     file.write_text(json.dumps(json.loads(file.read_text()) | {"weights_file_sha256": "a" * 64}))
     with pytest.raises(BadInput, match="no answers of the model's current weights"):
         find_files([str(home)])
-    note = f"{file}: left out: its answers are from older weights with the same name ({'a' * 12}"
+    note = f"{file}: left out: its answers come from earlier weights of this model ({'a' * 12}"
     assert note in capsys.readouterr().out
