@@ -127,7 +127,7 @@ def recipe(history: RunHistory) -> Iterator[Fact]:
 
 
 def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool, list[str]]]:
-    """Return what differs between runs: settings of their files, token files, machine and software.
+    """Return what differs between runs: the settings in their files, the token files, the machine and the software.
 
     Each row has the setting's name, whether it is plumbing, and its value in each run. Plumbing changes results by no
     more than rounding.

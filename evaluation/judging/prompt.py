@@ -296,7 +296,7 @@ def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
         for name in sorted({*ours.settings, *theirs.settings} - SEED_SETTINGS - (LATER_SETTINGS - both)):
             if theirs.settings.get(name) != ours.settings.get(name):
                 raise BadInput(
-                    f"{path}: settings differ from {first}: {name} {theirs.settings.get(name)} and "
+                    f"{path}: settings differ from {first}: {name} is {theirs.settings.get(name)}, not "
                     f"{ours.settings.get(name)}; fine-tune all seeds with the same settings, or pass other files"
                 )
 

@@ -183,8 +183,8 @@ class JudgeCost:
             return dollars_at_most(self.usd)
         return (
             f"at most {dollars_at_most(self.usd)}: {dollars_at_most(self.billed_usd)} by the server's token counts, "
-            f"and up to {dollars_at_most(sum(self.open))} for {len(self.open):,} requests without an answer or count, "
-            "which may have been billed"
+            f"and up to {dollars_at_most(sum(self.open))} for {len(self.open):,} requests without an answer or a token "
+            "count, which may have been billed"
         )
 
 

@@ -1,6 +1,7 @@
-"""Answers to requests, in parts that are passed on as tokens are generated, and replies in the form of OpenAI's API.
+"""Answers to requests, and replies in the form of OpenAI's API.
 
-A reply is either a body with the complete answers or a stream of chunks.
+While an answer is being generated, its parts are passed on one by one. A reply is either a body with the complete
+answers or a stream of chunks.
 """
 
 import json
@@ -89,7 +90,7 @@ class ServedAnswer:
         self._prompt_scores += scores_of(following, logits[: len(following)], self.request.alternatives or 0)
 
     def parts_after(self, logits: Tensor) -> Iterator[AnswerPart]:
-        """Choose the next token from `logits` (1, V), and yield the part of the answer that it completes.
+        """Choose the next token from `logits` (1, V), and yield the part of the answer that this token completes.
 
         If the request asks for an echo, the first call yields the prompt before that part.
         """

@@ -68,9 +68,9 @@ def given_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: Model
 def _own_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
     """Return the name of the model's own tokenizer, and whether `tokenizer` gives the same ids.
 
-    The name is None if the model does not name a tokenizer. A run's own tokenizer is the one of its tokens, even if
-    other tokenizer files are next to the weights. A model that names no tokenizer but has GPT-2's vocabulary size is
-    assumed to use GPT-2's tokenizer; the same assumption is made without --tokenizer.
+    The name is None if the model does not name a tokenizer. A run's own tokenizer is the one that prepared its tokens,
+    even if other tokenizer files are next to the weights. A model that names no tokenizer but has GPT-2's vocabulary
+    size is assumed to use GPT-2's tokenizer; the same assumption is made without --tokenizer.
     """
     with suppress(BadInput):  # damaged files are a reason to pass --tokenizer
         if (recorded := location.tokenizer) is not None and location.run is not None:

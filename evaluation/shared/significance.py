@@ -317,8 +317,8 @@ def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndar
     4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places. If the mean over
     the places up to `apart` away is larger, this mean is used instead. A run may also deviate by the same amount at all
     places, and there are only R - 1 degrees of freedom for such deviations. Therefore, the band is never narrower than
-    Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures the error rate of the
-    complete band.
+    Student's interval for the mean of a further run over all places. benchmarks/band_errors.py measures the error rate
+    of the complete band.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)

@@ -10,7 +10,7 @@ from common.errors import BadInput, refusing
 from common.output import note, show
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
-# Time limits for the server to answer, and to receive the data. W&B's own environment variables take precedence.
+# The server must answer and receive the data within these times. W&B's own environment variables take precedence.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
 ADVICE = "rerun the same command when the server answers, or set WANDB_MODE=offline"
 SETTLE_SECONDS = 30.0  # time for the server to show the data that it received

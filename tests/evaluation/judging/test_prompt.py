@@ -134,7 +134,7 @@ def test_incompatible_answers_are_refused(sessions: Sessions, tmp_path: Path) ->
     assert "answer 2: output: missing" in refused(copy(good, "cut.json", drop="output"), poor)
     longer = write(tmp_path, "good", 60, seed=1)
     longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
-    differ = f"{longer}: settings differ from {good}: epochs 3 and 2; fine-tune all seeds with the same settings"
+    differ = f"{longer}: settings differ from {good}: epochs is 3, not 2; fine-tune all seeds with the same settings"
     assert differ in refused(good, longer)
     # The answers of this seed are from a later version, which records more settings.
     newer = write(tmp_path, "good", 60, seed=1)

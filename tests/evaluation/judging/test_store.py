@@ -82,7 +82,7 @@ def test_store_of_2996586_is_read_without_repaying(server: Judge, sessions: Sess
     dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the tests' prices
     most = (1539 * 100 + 680 * 1000) / 1e6
     assert printed(again) == pytest.approx(len(direct) * dollars + 2 * most, abs=1e-4)
-    assert "for 2 requests without an answer or count" in again
+    assert "for 2 requests without an answer or a token count" in again
 
 
 def test_damaged_store_lines_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
