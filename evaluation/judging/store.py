@@ -25,7 +25,7 @@ from evaluation.judging.prompt import Judge, read_grades
 _COUNT = integer(0, 1 << 50)
 PRICES = Path(__file__).with_name("prices.json")
 BYTES_PER_TOKEN = 4  # approximately, in English; the judges' own tokenizers would have to be downloaded
-TOKENS_PER_GRADE = 40  # expected tokens of a label, a comment and a score
+TOKENS_PER_GRADE = 40  # expected number of tokens for a label, a comment and a score
 MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for comments longer than the rubric's 15 words
 # Reasoning tokens by effort: the expected number, which is a guess, and the limit. If the limit is too low, a reply is
 # cut off: we pay for it in vain, and request it again with twice the limit. If the limit is too high, the cost of a
@@ -72,7 +72,7 @@ class Reply:
     text: str
     refusal: str | None
     usage: Usage | None  # None: the server sent no valid counts
-    model: str | None = None  # the server's name of the dated snapshot that answered
+    model: str | None = None  # the server's name for the dated snapshot that answered
     cut: bool = False  # True: the reply ended at the token limit
     error: str | None = None  # the server's error message instead of an answer
 

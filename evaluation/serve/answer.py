@@ -64,7 +64,7 @@ class ServedAnswer:
         self._decoder = TextDecoder(served.trained.spell)
         self._posted, self._unposted = 0, ""  # number of posted characters; text that has not been posted yet
         self._tokens: list[ScoredToken] = []  # tokens that have not been posted yet
-        self._prompt_scores: list[Score | None] = [None]  # scores of the prompt's tokens, as far as they are computed
+        self._prompt_scores: list[Score | None] = [None]  # scores computed so far, one for each prompt token
 
     @property
     def scores_prompt(self) -> bool:

@@ -44,7 +44,7 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
     # nanoGPT's character-level models have no end-of-text id, but our tokenizer adds one to its vocabulary.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
-        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")
+        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass the tokenizer of the training data with --tokenizer")
     return loaded
 
 

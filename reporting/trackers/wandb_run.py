@@ -13,7 +13,7 @@ from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 # The server must answer and receive the data within these times. W&B's own environment variables take precedence.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
 ADVICE = "rerun the same command when the server answers, or set WANDB_MODE=offline"
-SETTLE_SECONDS = 30.0  # time for the server to show the data that it received
+SETTLE_SECONDS = 30.0  # longest time until the server shows the data that it has received
 
 
 class WandbRun(Store):
