@@ -103,9 +103,8 @@ def facts(history: RunHistory) -> Iterator[Fact]:
     yield from (("settings", change) for change in describe_changes(record.changes))
     for source in record.sources or []:
         tokens, epochs = source["tokens"], source["epochs"]
-        share = (
-            "" if epochs is None else f", {epochs:.3g} epochs"
-        )  # `epochs` is None if the tokens were still being prepared
+        # The number of epochs is None if the tokens were still being prepared.
+        share = "" if epochs is None else f", {epochs:.3g} epochs"
         yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned{share}"
     if job.tokenizer is not None:
         yield "tokenizer", f"{job.tokenizer.name}, {job.tokenizer.vocabulary_size:,} ids"
