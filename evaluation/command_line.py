@@ -172,7 +172,7 @@ class CoreCommand(MeasureOptions):
     count: Annotated[int | None, option("largest number of items per task; default: all", "N", check=COUNT)] = None
     against: Annotated[
         Path | None,
-        option("training data; also compute scores without the items that share 13 tokens in a row with it", "DIR"),
+        option("training data; also compute scores without items that share 13 consecutive tokens with it", "DIR"),
     ] = None
 
 
@@ -185,7 +185,7 @@ class FineTuneSettings:
     ] = 0
     epochs: Annotated[int, option("largest number of epochs", "N", check=COUNT)] = 20
     batch_size: Annotated[
-        int, option("approximate number of records per update, because a row holds several", "N", check=COUNT)
+        int, option("number of records per update; approximate, because a row holds several records", "N", check=COUNT)
     ] = 8
     learning_rate: Annotated[float, option("constant learning rate", "X", check=number(0, above=True))] = 5e-5
     weight_decay: Annotated[float, option("weight decay", "X", check=number(0))] = 0.1
@@ -202,7 +202,7 @@ class InstructCommand(MeasureOptions):
     data: Annotated[Path, option("JSON file of records with instruction, input and output", "FILE")]
     seeds: Annotated[int, option("number of fine-tuning runs, each with its own seed", "N", check=COUNT)] = 1
     settings: Annotated[FineTuneSettings, Parameter(name="*")] = FineTuneSettings()
-    output: Annotated[Path | None, option("directory for the answers; default: answers/ of the run", "DIR")] = None
+    output: Annotated[Path | None, option("directory for the answers; default: answers/ in the run", "DIR")] = None
     keep: Annotated[Path | None, option("keep all fine-tuning runs in this directory", "DIR")] = None
 
 
@@ -231,7 +231,7 @@ class JudgeCommand:
     orders: Annotated[
         int, option("prompts per question, each with the answers in a different order", "K", check=COUNT)
     ] = 3
-    seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
+    seed: Annotated[int, option("random seed for the orders", "N", check=integer(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
     concurrency: Annotated[int, option("largest number of simultaneous requests", "N", check=COUNT)] = 8
     timeout: Annotated[float, option("time limit of a request", "SECONDS", check=SECONDS)] = 120.0
@@ -254,7 +254,7 @@ class CompareCommand:
     seed_deviation: Annotated[
         float | None,
         option(
-            "standard deviation of the held-out loss over random_seed; default: estimated",
+            "standard deviation of the held-out loss over values of random_seed; default: estimated",
             "NATS",
             check=number(0, above=True),
         ),

@@ -189,7 +189,7 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in the folder of an experiment or archive, without runs that have not begun.
 
-    A trial that ended before its first pair of runs has only probe runs.
+    If a trial ended before its first pair of runs, it has only probe runs, and these are returned.
     """
     logs = sorted(folder.glob(f"*/{METRICS}")) or sorted(folder.glob(f"probes/*/{METRICS}"))
     return [log.parent for log in logs]

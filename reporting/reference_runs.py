@@ -47,7 +47,8 @@ def write_reference(runs: Sequence[Path], directory: Path) -> list[str | Notice]
         rows.append((record.train.random_seed, content, history.used.devices or (UNRECORDED,), run_losses))
     if len({row[:2] for row in rows}) < max(FEWEST, len(runs)):
         raise BadInput(
-            f"--reference: needs at least {FEWEST} runs, each with a different seed or tokens; got {len(runs)} runs"
+            f"--reference: needs at least {FEWEST} runs, each with a different seed or different tokens; "
+            f"got {len(runs)} runs"
         )
     seeds, tokens, devices, measured = map(list, zip(*rows, strict=True))
     losses = np.round(measured, DIGITS)  # (R, M)

@@ -103,7 +103,8 @@ def facts(history: RunHistory) -> Iterator[Fact]:
     yield from (("settings", change) for change in describe_changes(record.changes))
     for source in record.sources or []:
         tokens, epochs = source["tokens"], source["epochs"]
-        share = "" if epochs is None else f", {epochs:.3g} epochs"  # None for tokens that were still being prepared
+        # The number of epochs is None if the tokens were still being prepared.
+        share = "" if epochs is None else f", {epochs:.3g} epochs"
         yield "dataset", f"{source['dataset']}: {tokens:,} tokens planned{share}"
     if job.tokenizer is not None:
         yield "tokenizer", f"{job.tokenizer.name}, {job.tokenizer.vocabulary_size:,} ids"
@@ -127,7 +128,7 @@ def recipe(history: RunHistory) -> Iterator[Fact]:
 
 
 def differing_settings(histories: Sequence[RunHistory]) -> list[tuple[str, bool, list[str]]]:
-    """Return what differs between runs: settings of their files, token files, machine and software.
+    """Return what differs between runs: the settings in their files, the token files, the machine and the software.
 
     Each row has the setting's name, whether it is plumbing, and its value in each run. Plumbing changes results by no
     more than rounding.

@@ -26,7 +26,7 @@ EARLY_SHARE = 0.05  # the chart may omit high losses in this first part of a run
 ORDINARY_SHARE = 0.98  # this share of the values is ordinary; a value far above the ordinary ones is a spike
 FEWEST_VALUES = 10  # with fewer values, all are shown
 BEARABLE_RANGES = 1.5  # values up to this multiple of the ordinary range are shown as well
-BEARABLE_FACTOR = 2.0  # values up to this multiple of the largest ordinary value are shown as well, except losses
+BEARABLE_FACTOR = 2.0  # values up to this multiple of the largest ordinary value are shown as well, except for losses
 SHOWN_SHARE = 0.25  # at least this share of the values of each run is shown
 # If a run's largest values exceed those of an ordinary run by this factor, the chart may omit them.
 OUTLYING_FACTOR = 5.0

@@ -78,7 +78,7 @@ class RunHistory:
     """What the files of a run directory say about a run, up to the moment when the files were read."""
 
     name: str
-    # The configuration that the run was trained with; before the first job, the one in its files.
+    # The configuration that the run was trained with; before the first job, the configuration in the run's files.
     model: ModelConfig
     train: TrainConfig
     curves: dict[str, Curve]
@@ -92,7 +92,7 @@ class RunHistory:
     record: RunRecord | None  # None if `resolved.json` is missing or damaged
     job: JobRecord  # the last job; empty if `record` is None
     used: TrainedOn  # machines, software and commits of all jobs
-    bits_per_nat: float | None  # bits per byte of text that equal one nat per token; None if unknown
+    bits_per_nat: float | None  # one nat per token is this number of bits per byte; None if unknown
     notes: list[Notice]  # notes on lines and files that could not be read
     compared: str | None = None  # a sentence that compares the training loss with the recipe's reference
 
@@ -210,7 +210,7 @@ def _axes(
 
 
 def _marks(records: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> Iterator[Mark]:
-    """Yield the marks of a run's records. `lines`: those of all jobs. The first start among them gets no mark."""
+    """Yield the marks of a run's records. `lines`: the records of all jobs. The run's first start gets no mark."""
     first = next((record for record in lines if event_of(record) == RunEvent.START), None)
     for record in records:
         event = event_of(record)
@@ -242,7 +242,7 @@ def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _bits_per_nat(directories: Sequence[Path], record: RunRecord | None) -> float | None:
-    """Return the bits per byte of text that equal one nat per token.
+    """Return the number of bits per byte of text that corresponds to one nat per token.
 
     Return None if the number of bytes is unknown, for example because the directory no longer contains the tokens that
     the run read, or if some of the tokens do not add to the loss.

@@ -28,13 +28,13 @@ SCOPE = (
     "trained models."
 )
 BRACKETS = (
-    "Brackets: the interval of a difference excludes zero if Holm's procedure finds this difference, at 5% for all "
-    "pairs of a measure together. Each interval covers its own difference with a probability of at least 95%; the "
-    "probability that all intervals cover their differences is lower."
+    "Brackets: the interval of a difference excludes zero if the difference is significant in Holm's procedure, at a "
+    "level of 5% for all pairs of a measure together. Each interval covers its own difference with a probability of at "
+    "least 95%; the probability that all intervals cover their differences is lower."
 )
 ADVICE = (
-    "No winner is named if the seed noise is unknown: train each recipe with two or more values of random_seed, the "
-    "same values for all recipes, and compare all runs, or pass --seed-deviation NATS."
+    "No winner is named if the seed noise is unknown. To measure it, train each recipe with two or more values of "
+    "random_seed, the same values for all recipes, and compare all runs. If you know it, pass --seed-deviation NATS."
 )
 NOT_COMPARED = "Published values have no interval, so no model is ranked against them."
 FACTS: dict[str, Callable[[Row], str]] = {  # the columns before the measures
@@ -166,9 +166,9 @@ def as_fragment(comparison: Comparison) -> Markup:
 
 
 def _no_overlap(rows: list[Row]) -> str:
-    """Return the error for models that have no results on the same data.
+    """Return the error message for models that have no results on the same data.
 
-    The error includes a command that measures all of them on the same data.
+    The message includes a command that measures all of these models on the same data.
     """
     names = ", ".join(row.label for row in rows)
     # The command measures all models on the tokens of the first one. If the first model has the smallest vocabulary,
@@ -257,8 +257,8 @@ def _measure_column(measure: Measure, results: list[EvaluationResult | None], ma
 def _published_rows(columns: list[Column], results: list[EvaluationResult]) -> tuple[list[list[Cell]], list[str]]:
     """Return a row for each published model, and notes about the sources.
 
-    `results`: the results on the data that most models share. The published values of a measure are omitted if any of
-    these results was measured on different data.
+    `results`: the results on the data that most models share. The published values of a measure are omitted unless all
+    of these results were measured on the same data as the published values.
     """
     values: dict[str, dict[str, str]] = {}  # by model and column
     sources: list[str] = []

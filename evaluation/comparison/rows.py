@@ -118,16 +118,16 @@ class ChosenResults:
     title: str
     weights: WeightsIdentity | None  # None: none of the results has a hash
     results: list[EvaluationResult]  # oldest first, except that all results without a hash are at the beginning
-    superseded: str  # a note on other weights' results under the same name; "" if there are none
+    superseded: str  # a note on results that have the same name but other weights; "" if there are none
     notes: list[str]
 
 
 def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResult]) -> ChosenResults:
     """Choose the results of the model that was measured last, or of the checkpoint that `reference` names.
 
-    Results of other weights are left out, even results under the same name. Such results exist if the run has been
-    trained again, or if the directory or the model on the hub has been replaced. Results of the same weights are used,
-    even results under another name. A result without a hash is chosen by its name.
+    Results from other weights are left out, even if they have the same name. The name can be the same if the run has
+    been trained again, or if the directory or the model on the hub has been replaced. Results from the same weights are
+    used, even if they have another name. A result without a hash is chosen by its name.
     """
     titles = dict.fromkeys(result.model for result in reversed(results))  # the title measured last comes first
     current = {title: identity_on_disk(home, title) for title in titles}
@@ -163,7 +163,7 @@ def choose_weights(reference: str, home: Path, results: Sequence[EvaluationResul
     notes = [f"{title}: {_superseded_note(same_title)}"] if same_title else []
     if unidentified:
         names = ", ".join(dict.fromkeys(result.evaluation for result in unidentified))
-        notes.append(f"{title}: weights unknown: these results have no hash and may be of other weights: {names}")
+        notes.append(f"{title}: weights unknown: these results have no hash and may come from other weights: {names}")
     return ChosenResults(
         title=title,
         weights=weights if identified else None,
@@ -207,11 +207,11 @@ def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -
 
 
 def _superseded_note(results: Sequence[EvaluationResult]) -> str:
-    """Return a note with the number of results of other weights, and these weights' hashes, or "" if there are none."""
+    """Return a note with the number of results from other weights, and these weights' hashes; "" without results."""
     if not results:
         return ""
     hashes = ", ".join(dict.fromkeys(str(result.weights) for result in results))
-    return f"results of other weights that had this name are left out: {len(results)} (weights {hashes})"
+    return f"results from other weights that had this name are left out: {len(results)} (weights {hashes})"
 
 
 @np.errstate(divide="raise", over="raise", invalid="raise")

@@ -1,8 +1,8 @@
 """Decide which differences between recipes are significant, given the noise of the text and of the training seed.
 
 No winner is named if the seed noise is unknown, because that noise is larger than the interval that covers the choice
-of text. All pairs of a measure are tested together at 5% by Holm's procedure (Scandinavian Journal of Statistics 6,
-1979).
+of text. All pairs of a measure are tested together by Holm's procedure, at a level of 5% (Scandinavian Journal of
+Statistics 6, 1979).
 """
 
 from itertools import combinations

@@ -26,8 +26,8 @@ from common.text import nearest, quoted
 
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 DOWNLOADED = Path("runs/eval_bundle.zip")
-RECORDED = DOWNLOADED.with_name(f"{DOWNLOADED.name}.sha256")  # the hash of the archive, written by the download
-IS_NANOCHATS = "is_nanochats"  # key in stored results: whether the content is known to be that of nanochat's archive
+RECORDED = DOWNLOADED.with_name(f"{DOWNLOADED.name}.sha256")  # contains the archive's sha256; written by the download
+IS_NANOCHATS = "is_nanochats"  # key in stored results; true if the bundle is known to equal nanochat's archive
 LABELS = (  # the tasks in nanochat's archive, listed here to check a name before the download
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa", "commonsense_qa"),
     *("piqa", "openbook_qa", "lambada_openai", "hellaswag", "winograd", "winogrande", "bigbench_dyck_languages"),

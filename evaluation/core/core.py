@@ -218,5 +218,5 @@ def _read(command: CoreCommand, _: list[ModelLocation]) -> tuple[list[CoreTask],
     if is_published_data(data, labels):
         show(f"CORE by {SOURCE}: {', '.join(f'{model} {value}' for model, value in PUBLISHED.items())}")
     else:
-        show(f"Published CORE is not comparable, because {reason_not_comparable(data, labels)}")
+        show(f"Published CORE scores are not comparable, because {reason_not_comparable(data, labels)}")
     return tasks, data

@@ -65,7 +65,8 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
     The values are stored so that subsets can be scored later, and so that models can be compared item by item.
 
     `dataset`: file of the items. `baseline`: accuracy of guessing. `hits`: whether each item was answered correctly,
-    bool (items,). `bits`: bits per byte of each gold answer, float64 (items,). Both are in the order of measurement.
+    bool (items,). `bits`: bits per byte of each gold answer, float64 (items,). `hits` and `bits` have the items in the
+    order of measurement.
     """
     accuracy, error = float(np.mean(hits)), hits_error(hits.astype(np.float64), 1.0, paired=False)
     gold, gold_error = mean_and_error(bits)
@@ -84,7 +85,7 @@ def task_score(dataset: str, baseline: float, hits: np.ndarray, bits: np.ndarray
 
 
 def task_parts(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
-    """Return independent parts of two means over tasks: of the centered score, and of the gold bits per byte.
+    """Return the independent parts of two means over tasks: the mean centered score and the mean gold bits per byte.
 
     A mean is the sum of the means of its parts. Tasks that share a file have the same items in the same order. They
     form one part, because their errors are correlated. Raises ValueError if a task does not have a value for each of
@@ -141,8 +142,8 @@ CORE = Measure(
         values={f"OpenAI {model}": value for model, value in PUBLISHED.items()},
         source=SOURCE,
         comparable=lambda sample: sample.is_published_data,
-        otherwise="Published CORE of OpenAI's GPT-2 is left out: it was measured on nanochat's archive, but this "
-        "bundle may be another one.",
+        otherwise="The published CORE scores of OpenAI's GPT-2 are left out: they were measured on nanochat's archive, "
+        "but this bundle may be a different one.",
     ),
 )
 GOLD = Measure(name="gold bits/byte", unit="bits per byte", higher_is_better=False, difference=core_difference)

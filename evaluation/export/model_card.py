@@ -82,7 +82,7 @@ def _training(location: ModelLocation) -> Iterator[tuple[str, str]]:
     if origin := config.initial_weights:
         source = Path(origin.source)
         name = source.resolve().name if source.exists() else origin.source
-        initial = f"`{name}`, sha256 of the values `{origin.sha256}`"
+        initial = f"`{name}` (sha256 of its values: `{origin.sha256}`)"
         if origin.vocab_size is not None:
             initial += f", with rows for {config.model.vocab_size - origin.vocab_size:,} new ids"
     yield "initial weights", initial

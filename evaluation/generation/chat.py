@@ -85,7 +85,7 @@ class Conversation:
             self.latest.interrupted = True
 
     def _prompt(self, question: Message) -> list[int]:
-        """Return the ids of a prompt. It has as many of the latest turns as fit while room is left for the answer.
+        """Return the ids of a prompt. It has as many of the latest turns as fit, and it leaves room for the answer.
 
         Raises BadInput if the question alone is too long.
         """

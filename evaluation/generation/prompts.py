@@ -50,7 +50,8 @@ def latest_turns(
             return first, ids
     subject = "message and system message" if system else "message"
     raise TooLong(
-        f"{subject}: got {len(ids):,} tokens, wanted at most {limit:,} of the {context:,} tokens of the context"
+        f"{subject}: got {len(ids):,} tokens, wanted at most {limit:,}, so that an answer also fits in the context of "
+        f"{context:,} tokens"
     )
 
 

@@ -36,10 +36,10 @@ def training_data(trained: Trained, directories: Sequence[Path]) -> list[TokenSt
 
 
 def print_samples(trained: Trained, command: SampleCommand, prompt: str, streams: Sequence[TokenStream] = ()) -> None:
-    """Print samples as they are generated, until the program that reads the output ends. Raises BadInput.
+    """Print samples as they are generated. Raises BadInput.
 
-    If there are `streams`, each sample is followed by a trace, which shows where parts of the sample occur in the
-    streams.
+    Stop early if the program that reads the output has ended. If there are `streams`, each sample is followed by a
+    trace, which shows where parts of the sample occur in the streams.
     """
     ids = trained.encode(prompt)
     for number in range(command.samples):

@@ -172,7 +172,8 @@ def instruct(
         outcome = from_coordinator(
             ranks, partial(_train, trained, questions, settings, run, record), group=ranks.download
         )
-        # Even if no epoch improved the loss, the model is loaded again, because answering changes the network's layout.
+        # Even if no epoch improved the loss, the model is loaded again: answering changes a network's layout, but
+        # `trained` must not change, because the other seeds need it, too.
         best = (location, command.tokenizer) if outcome.best_epoch == 0 else (locate(str(run), None), None)
         tuned = load_on_all(ranks, *best)
         texts = answer_all(tuned, questions.test, settings, ranks)
@@ -333,8 +334,8 @@ def _train(
         recorded = read_json(run / IDENTITY) if (run / IDENTITY).is_file() else {}
         if recorded.get(WEIGHTS_VALUES, record[WEIGHTS_VALUES]) != record[WEIGHTS_VALUES]:
             raise BadInput(
-                f"{run}: an unfinished fine-tuning run of another model of this name; delete it, repeat the command "
-                "that started it, or pass another --output"
+                f"{run}: an unfinished fine-tuning run of another model with the same name; delete it, repeat the "
+                "command that started it, or pass another --output"
             )
         _refuse_other_folder(run)
         shutil.rmtree(run, ignore_errors=True)

@@ -29,20 +29,20 @@ from evaluation.judging.store import JudgeRequest, Reply, Usage
 from tokens.documents.messages import read_content
 
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
-LONGEST_ASKED_PAUSE_SECONDS = 60.0  # limit of the pauses that a server asks for
+LONGEST_ASKED_PAUSE_SECONDS = 60.0  # longest pause that a server can make us wait
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
 # These statuses concern a single prompt (it may be too long), provided that other prompts are answered.
 REJECTED = (400, 413, 422)
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
 NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time
 GAVE_UP = (408, 409, 425, 499)  # a gateway timed out, but the API behind it may continue and bill the request
-RETRIED = (*GAVE_UP, 429)  # statuses of 500 and more are retried, too
+RETRIED = (*GAVE_UP, 429)  # statuses from 500 on are retried, too
 # A request with one of these statuses is not billed if the API itself reports the status. Other statuses from 500 on
 # may come from a gateway, so their requests count as billed.
 FAILED = (500, 503, 529)
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError, httpx2.PoolTimeout, httpx2.ProxyError)
 
-MOST_REPLY_BYTES = 1 << 24  # limit of a reply with its headers; the longest verdict has about 100 kB
+MOST_REPLY_BYTES = 1 << 24  # size limit of a reply, including its headers; the longest verdict has about 100 kB
 GZIP = 47  # tells zlib to accept a gzip header or a zlib header
 
 

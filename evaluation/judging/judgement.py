@@ -52,7 +52,8 @@ class Judgement:
         # replies of earlier sessions do not count.
         self._first_reply = len(store.replies) if options.retry_wrong else 0
         self.interrupted = False
-        self.over_budget: float | None = None  # largest cost of the next request in dollars, if it exceeds --max-usd
+        # Largest possible cost, in dollars, of a request that would exceed --max-usd; None: there was no such request
+        self.over_budget: float | None = None
         self.fatal: Exception | None = None  # the error that ended the session; if there were several, the first one
         self.failed: dict[str, PromptVerdict] = {}  # failures of prompts whose last request got no reply, by key
         self.unanswered_in_a_row = 0

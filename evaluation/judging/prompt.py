@@ -250,7 +250,7 @@ def _files_of_model(reference: str) -> list[Path]:
         answers = read_answers(file)
         current = identity_on_disk(home, answers.model)
         if current is not None and current.is_same(answers.weights) is False:  # the run was trained again
-            show(f"{file}: left out: these are answers of weights {answers.weights}, which had this name before")
+            show(f"{file}: left out: its answers come from earlier weights of this model ({answers.weights})")
             problem = "no answers of the model's current weights"
             continue
         by_title.setdefault(answers.model, []).append(file)
@@ -281,14 +281,14 @@ def _by_question(answers: Answers) -> dict[Question, Answer]:
 
 
 def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
-    """Raise BadInput if a model's files share a seed, or differ in the weights or the settings of fine-tuning."""
+    """Raise BadInput if two files of a model share a seed, or differ in their settings or initial weights."""
     (first, ours), *rest = files.items()
     if len({file.seed for file in files.values()}) < len(files):
         raise BadInput(f"{folder}: two files of '{ours.model}' have the same seed; pass one of them")
     for path, theirs in rest:
         if ours.weights is not None and ours.weights.is_same(theirs.weights) is False:
             raise BadInput(
-                f"{path}: its answers come from the weights {theirs.weights}, but those in {first} from "
+                f"{path}: its answers come from the weights {theirs.weights}, but the answers in {first} come from "
                 f"{ours.weights}, although both models are named '{ours.model}'; pass files from the same weights, or "
                 "run instruct again"
             )
@@ -296,7 +296,7 @@ def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
         for name in sorted({*ours.settings, *theirs.settings} - SEED_SETTINGS - (LATER_SETTINGS - both)):
             if theirs.settings.get(name) != ours.settings.get(name):
                 raise BadInput(
-                    f"{path}: settings differ from {first}: {name} {theirs.settings.get(name)} and "
+                    f"{path}: settings differ from {first}: {name} is {theirs.settings.get(name)}, not "
                     f"{ours.settings.get(name)}; fine-tune all seeds with the same settings, or pass other files"
                 )
 

@@ -45,7 +45,7 @@ IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "cand
 
 @attrs.frozen(kw_only=True)
 class Scores:
-    """The scores of all candidates, and of the reference answers, which show whether the judge can be trusted."""
+    """The scores of all candidates. The score of the reference answers shows whether the judge can be trusted."""
 
     means: list[Interval]  # mean score of each candidate over the judged questions, in the panel's order
     differences: dict[tuple[int, int], Interval]  # by the indices (a, b) of two candidates: a's score minus b's score
@@ -141,7 +141,7 @@ def describe(panel: Panel, scores: Scores) -> str:
     if not several_seeds:
         ranking, differences = [row[1:] for row in ranking], [row[:2] for row in differences]
     tables = [rows for rows in (ranking, differences) if len(rows) > 1]
-    anchor = f"reference answers, which the judge sees among the models' answers: {scores.anchor:.1f}"
+    anchor = f"score of the reference answers, which the judge sees among the models' answers: {scores.anchor:.1f}"
     seeds = ONE_SEED_NOTE if not several_seeds else TWO_SEEDS_NOTE if panel.slots == 2 else SEEDS_NOTE
     about = "\n".join([anchor, seeds, CAVEAT])
     return "\n\n".join([*(tabulate(rows, "firstrow", disable_numparse=True) for rows in tables), about])
@@ -294,7 +294,7 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         "effort": judge.effort,
         "base_url": judge.base_url,
         "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
-        "answers_sha256": _answers_sha256(panel),  # distinguishes judgements of other answers to the same questions
+        "answers_sha256": _answers_sha256(panel),  # tells apart judgements of different answers to the same questions
         "orders": judgement.options.orders,
         "seeds": panel.slots,
         "anchor": scores.anchor,

@@ -25,11 +25,11 @@ from evaluation.judging.prompt import Judge, read_grades
 _COUNT = integer(0, 1 << 50)
 PRICES = Path(__file__).with_name("prices.json")
 BYTES_PER_TOKEN = 4  # approximately, in English; the judges' own tokenizers would have to be downloaded
-TOKENS_PER_GRADE = 40  # expected tokens of a label, a comment and a score
+TOKENS_PER_GRADE = 40  # expected number of tokens for a label, a comment and a score
 MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # limits that allow for comments longer than the rubric's 15 words
 # Reasoning tokens by effort: the expected number, which is a guess, and the limit. If the limit is too low, a reply is
-# cut off: we pay for it in vain, and request it again with twice the limit. If the limit is too high, requests without
-# an answer count with too high a cost.
+# cut off: we pay for it in vain, and request it again with twice the limit. If the limit is too high, the cost of a
+# request that gets no answer is overestimated.
 REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
 MOST_REASONING = (2000, 25_000)  # for all other efforts; OpenAI recommends starting with this limit
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that reason by default, except SILENT_BY_DEFAULT
@@ -72,7 +72,7 @@ class Reply:
     text: str
     refusal: str | None
     usage: Usage | None  # None: the server sent no valid counts
-    model: str | None = None  # the server's name of the dated snapshot that answered
+    model: str | None = None  # the server's name for the dated snapshot that answered
     cut: bool = False  # True: the reply ended at the token limit
     error: str | None = None  # the server's error message instead of an answer
 
@@ -122,7 +122,7 @@ class VerdictStore:
     def append(self, line: StoreLine) -> None:
         """Store a line and sync it to the disk. Raises BadInput, for example if the disk is full.
 
-        A line with unbilled requests is not synced, because its loss only means that these requests count as billed.
+        A line with unbilled requests is not synced: if such a line is lost, its requests merely count as billed.
         """
         record = {key: value for key, value in attrs.asdict(line).items() if value}
         with writing(self.path):
@@ -157,7 +157,7 @@ class Price:
     date: str  # when the price was looked up; empty: the price is unknown
 
     def of(self, usage: Usage) -> float:
-        """Return the price of a usage in dollars."""
+        """Return the price in dollars of the tokens that `usage` counts."""
         plain = usage.input - usage.cached_input - usage.cache_write
         write = max(self.input, self.cache_write)
         usd = plain * self.input + usage.cached_input * self.cached_input + usage.cache_write * write
@@ -183,8 +183,8 @@ class JudgeCost:
             return dollars_at_most(self.usd)
         return (
             f"at most {dollars_at_most(self.usd)}: {dollars_at_most(self.billed_usd)} by the server's token counts, "
-            f"and up to {dollars_at_most(sum(self.open))} for {len(self.open):,} requests without an answer or count, "
-            "which may have been billed"
+            f"and up to {dollars_at_most(sum(self.open))} for {len(self.open):,} requests without an answer or a token "
+            "count, which may have been billed"
         )
 
 
@@ -203,7 +203,7 @@ def read_price(path: Path, model: str) -> Price:
             return structured({**defaults, **row, "date": table["date"]}, Price, unknown_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: {error!r}; wanted a file with the same keys as {PRICES.name}") from error
-    raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices; {nearest(model, models)}")
+    raise BadInput(f"{path}: no price for '{model}'; add it to the file, or pass --prices; {nearest(model, models)}")
 
 
 def most_output(answers: int, judge: Judge) -> int:

@@ -44,7 +44,7 @@ class HeldOutLoss:
     """A model's loss on a range of tokens.
 
     Standard errors are over documents, because the tokens of a document are correlated. If neighboring documents are
-    similar, `stored_error` enlarges the errors, so that the value plus and minus about two errors is always a 95%
+    similar, `stored_error` enlarges the errors. Therefore, the value plus or minus about two errors is always a 95%
     interval.
     """
 
@@ -158,7 +158,7 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer | None
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """Return the number of bytes that each id stands for, int64 (vocabulary_size,). It is 0 for the end of text."""
+    """Return the number of bytes that each id stands for, int64 (vocabulary_size,). The end of text has 0 bytes."""
     lengths = np.zeros(tokenizer.vocabulary_size, np.int64)
     for token, number in tokenizer.coder.ranks.items():
         lengths[number] = len(token)

@@ -92,7 +92,7 @@ HELD_OUT = Measure(
         source="gilesthomas.com, 9 January 2026, part 30: loss on 19,660,800 tokens of FineWeb",
         comparable=lambda sample: sample.is_gpjt_range,
         otherwise="Published losses of OpenAI's GPT-2 are left out: they are nats per GPT-2 token of FineWeb, but "
-        "these models were measured on another text or with another tokenizer.",
+        "the models in this table were measured on another text or with another tokenizer.",
     ),
 )
 # This measure has no `difference`: on the same tokens, statements about it would repeat those about the loss.
@@ -103,8 +103,8 @@ def stored_error(mean: StreamMean, sizes: np.ndarray) -> float | None:
     """Return the standard error to store and print.
 
     Readers of a result assume the degrees of freedom that follow from the number and sizes of the units, but there may
-    be fewer if the units are correlated. The error is scaled to make up for that, so that the value plus and minus
-    about two errors is still a 95% interval.
+    be fewer if the units are correlated. The error is scaled to make up for that: the value plus or minus about two
+    errors is still a 95% interval.
     """
     return mean.error_for(ratio_freedom(sizes))
 

@@ -25,7 +25,7 @@ from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
 
 DEFAULT = NAMED_RANGES["gpjt-test"]
-COMPARED_TOKENS = 1 << 20  # streams that begin with this number of equal tokens are considered the same
+COMPARED_TOKENS = 1 << 20  # two streams are considered the same if their first tokens, up to this number, are equal
 READ_TOKENS = 1 << 16  # tokens that are read at a time while searching for the end of a document
 
 
@@ -44,9 +44,10 @@ class Range:
         return f"{name}{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of the range for a stored result: its position, and the sha256 of its tokens and weights.
+        """Return the identity of the range for a stored result: its position, and the sha256 of its tokens.
 
-        The tokens are hashed as 32-bit integers, so that the format of the files does not matter.
+        The hash also covers the weights of the tokens in the loss. The tokens are hashed as 32-bit integers, so that
+        the format of the files does not matter.
         """
         stream = open_split(self.directory, self.split)
         tokens, weights = stream.read(self.start, self.count + 1), np.empty(self.count * stream.weighted, np.uint8)
@@ -138,9 +139,9 @@ def check_unseen(location: ModelLocation, span: Range) -> None:
 def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
     """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
-    This is certain if the range is in the files that the run was trained or validated on, because the run is known not
-    to have read the other parts of these files. It is also certain if the range is in another split of the same
-    preparation. All other files may contain documents that the run has read.
+    This is certain if the range is in the files that the run was trained or validated on, because it is known which
+    parts of these files the run has read. It is also certain if the range is in another split of the same preparation.
+    All other files may contain documents that the run has read.
     """
     if not location.is_lockstep_checkpoint:
         return False
@@ -170,7 +171,7 @@ def shared_documents(
     if not is_validation or stream.weighted or end_of_text_id is None:
         return []
     lines = []
-    # An end-of-text token belongs to the document before it, so it may be the last validation token.
+    # An end-of-text token belongs to the document before it, so the last validation token may be an end-of-text token.
     if tokens[1] <= span.start and not _has_end(stream, tokens[1], span.start + 1, end_of_text_id):
         lines.append("The tokens measured here begin inside the last document of that validation.")
     last = span.start + span.count

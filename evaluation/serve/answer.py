@@ -1,6 +1,7 @@
-"""Answers to requests, in parts that are passed on as tokens are generated, and replies in the form of OpenAI's API.
+"""Answers to requests, and replies in the form of OpenAI's API.
 
-A reply is either a body with the complete answers or a stream of chunks.
+While an answer is being generated, its parts are passed on one by one. A reply is either a body with the complete
+answers or a stream of chunks.
 """
 
 import json
@@ -63,7 +64,7 @@ class ServedAnswer:
         self._decoder = TextDecoder(served.trained.spell)
         self._posted, self._unposted = 0, ""  # number of posted characters; text that has not been posted yet
         self._tokens: list[ScoredToken] = []  # tokens that have not been posted yet
-        self._prompt_scores: list[Score | None] = [None]  # scores of the prompt's tokens, as far as they are computed
+        self._prompt_scores: list[Score | None] = [None]  # scores computed so far, one for each prompt token
 
     @property
     def scores_prompt(self) -> bool:
@@ -89,7 +90,7 @@ class ServedAnswer:
         self._prompt_scores += scores_of(following, logits[: len(following)], self.request.alternatives or 0)
 
     def parts_after(self, logits: Tensor) -> Iterator[AnswerPart]:
-        """Choose the next token from `logits` (1, V), and yield the part of the answer that it completes.
+        """Choose the next token from `logits` (1, V), and yield the part of the answer that this token completes.
 
         If the request asks for an echo, the first call yields the prompt before that part.
         """

@@ -19,8 +19,8 @@ from model.generate import Sampling
 from tokens.documents.messages import read_message
 from tokens.tokenizer.template import ASSISTANT, SYSTEM, USER, Message
 
-STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # largest number of stop strings, and of characters in each of them
-MOST_CHOICES = 128  # largest number of answers to a prompt, which is OpenAI's limit
+STOP_STRINGS, STOP_CHARACTERS = 4, 1000  # at most 4 stop strings, with at most 1,000 characters each
+MOST_CHOICES = 128  # largest number of answers to a prompt, as in OpenAI's API
 ANY_TEXT = ValueCheck(lambda value: isinstance(value, str), "a string")
 ONE = ValueCheck(lambda value: type(value) is int and value == 1, "1")
 # Parameters that have no effect on an answer of this server.
@@ -109,7 +109,7 @@ class CompletionBody(AnswerOptions):
     """The body of a request to /v1/completions."""
 
     prompt: Any
-    # Earlier texts, each followed by its continuation. All of them precede each prompt.
+    # Earlier prompts, each followed by its continuation. All of these texts are put before every prompt.
     earlier: list[str] = attrs.field(factory=list, validator=TEXTS)
     n: int = attrs.field(default=1, validator=integer(1, MOST_CHOICES))
     echo: bool = attrs.field(default=False, validator=boolean())
@@ -240,7 +240,7 @@ def _answer_request(
         found, expected = "this option without a stream", "stream to be true as well"
         raise InvalidValue(Problem(key="stream_options", found=found, expected=expected))
     alternatives = (body.top_logprobs if body.logprobs else None) if isinstance(body, ChatBody) else body.logprobs
-    # With a smaller temperature, logits would exceed the range of fp32. Greedy sampling is the limit at temperature 0.
+    # Below LEAST_TEMPERATURE, logits would exceed the range of fp32. Greedy sampling, the limit at 0, is used instead.
     temperature = body.temperature if body.temperature >= LEAST_TEMPERATURE else 0.0
     return AnswerRequest(
         prompt=prompt,

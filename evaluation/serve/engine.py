@@ -96,7 +96,10 @@ class Engine:
             return not (self._end and not self._active)
 
     def _begin(self, answer: ServedAnswer) -> None:
-        """Give an answer the slot with the longest cached beginning of its prompt, or a new slot if none has any."""
+        """Give an answer the free slot whose text shares the longest beginning with the answer's prompt.
+
+        If no text shares a beginning with the prompt, create another slot, unless there are already `slots` of them.
+        """
         prompt = answer.request.prompt
         self._idle.sort(key=lambda prefix: prefix.shared(prompt))
         is_full = len(self._idle) + len(self._active) >= self.slots

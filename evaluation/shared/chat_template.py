@@ -54,7 +54,7 @@ def read_template(directory: Path) -> Template | None:
 
 
 def end_ids(directory: Path) -> frozenset[int]:
-    """Return the token ids of `eos_token_id`, each of which ends an answer. Raises BadInput."""
+    """Return the token ids that `eos_token_id` lists. Each of them ends an answer. Raises BadInput."""
     ends: set[int] = set()
     for path in (directory / CONFIG, directory / GENERATION):  # the two files may name different ids
         configured = _values(path).get("eos_token_id")

@@ -207,8 +207,8 @@ def _read_nanogpt(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
     except Exception as error:  # unpickling can raise any exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
-            f"{file}: refused: the file is damaged, or it is a pickle that could run code, because it contains more "
-            f"than tensors and plain values: {reason} If you trust it, convert it to safetensors, and write n_head to "
+            f"{file}: refused: the file is damaged, or it contains more than tensors and plain values, so that loading "
+            f"it could run code: {reason} If you trust it, convert it to safetensors, and write n_head to "
             f"{CONFIG_FILES[0]}: {CONVERSION}"
         ) from error
     weights, values = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))

@@ -29,7 +29,8 @@ class Trained:
     network: GPT
     known_tokenizer: Tokenizer | None
     location: ModelLocation
-    # The tokenizer that --tokenizer names; None: the option was not passed, or that tokenizer gives the model's own ids
+    # The tokenizer that --tokenizer names. None: the option was not passed, or this tokenizer gives the same ids as the
+    # model's own tokenizer.
     given_tokenizer: GivenTokenizer | None = attrs.field(default=None, kw_only=True)
 
     @property

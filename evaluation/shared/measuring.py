@@ -73,7 +73,7 @@ def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result
     The batches must be the same on all ranks. If `work` raises BadInput on one rank, all ranks raise it.
     """
     if ranks.device.type == "cpu":
-        torch.set_num_threads(1)  # the number of threads would change the rounding of sums
+        torch.set_num_threads(1)  # because the rounding of sums depends on the number of threads
     part = ranks.data_parallel
     rank_batches = batches[part.rank :: part.size]
     bar = tqdm(rank_batches, disable=None if ranks.coordinates else True, unit=unit, leave=False)

@@ -44,7 +44,7 @@ def tokenizer_of(location: ModelLocation, requested: str | None, config: ModelCo
     # nanoGPT's character-level models have no end-of-text id, but our tokenizer adds one to its vocabulary.
     if loaded and loaded.vocabulary_size - (loaded.characters is not None) > config.vocab_size:
         problem = f"has {loaded.vocabulary_size} ids, but the model in {location.path} has {config.vocab_size}"
-        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass --tokenizer with the tokenizer of the model's tokens")
+        raise BadInput(f"tokenizer {loaded.name}: {problem}; pass the tokenizer of the training data with --tokenizer")
     return loaded
 
 
@@ -68,9 +68,9 @@ def given_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: Model
 def _own_tokenizer(location: ModelLocation, tokenizer: Tokenizer, config: ModelConfig) -> tuple[str | None, bool]:
     """Return the name of the model's own tokenizer, and whether `tokenizer` gives the same ids.
 
-    The name is None if the model does not name a tokenizer. A run's own tokenizer is the one of its tokens, even if
-    other tokenizer files are next to the weights. A model that names no tokenizer but has GPT-2's vocabulary size is
-    assumed to use GPT-2's tokenizer; the same assumption is made without --tokenizer.
+    The name is None if the model does not name a tokenizer. A run's own tokenizer is the one that prepared its tokens,
+    even if other tokenizer files are next to the weights. A model that names no tokenizer but has GPT-2's vocabulary
+    size is assumed to use GPT-2's tokenizer; the same assumption is made without --tokenizer.
     """
     with suppress(BadInput):  # damaged files are a reason to pass --tokenizer
         if (recorded := location.tokenizer) is not None and location.run is not None:

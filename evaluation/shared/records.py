@@ -129,8 +129,8 @@ def read_answers(path: Path) -> Answers:
 def _home(path: Path, recorded: Any) -> Path | None:
     """Return the directory of a model's results.
 
-    If the file is in the answers/ folder of a run or model directory, this is that directory. Otherwise, it is the
-    directory that is recorded in the file.
+    If the file is in the answers/ folder of a run or model directory, return that run or model directory. Otherwise,
+    return the directory that is recorded in the file.
     """
     folder = path.resolve().parent
     enclosing = folder.parent if folder.name == ANSWERS else None

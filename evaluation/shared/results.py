@@ -198,7 +198,7 @@ def cost_of(location: "ModelLocation", position: "Position") -> RunCost:
 def seconds_by_price(
     lines: Sequence[dict[str, Any]], elapsed_seconds: float, price: float | None
 ) -> dict[float | None, float]:
-    """Return how many of a run's first `elapsed_seconds` were paid at each price per hour.
+    """Divide the first `elapsed_seconds` of a run by price: return the number of seconds for each price per hour.
 
     `lines`: the run's metrics. `price`: the price to use if no job has recorded a price.
     """

@@ -29,8 +29,8 @@ BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single
 # A judged difference must also be significant according to a t-interval that is computed only from the seeds of its two
 # models. With two seeds per model, the level of this interval is PAIRWISE_ERROR_OF_TWO_SEEDS;
 # benchmarks/judge_errors.py shows why no level gives both few errors and enough verdicts. With more seeds, the level is
-# PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, so it is between 3% and 23%. The p-value is
-# from a test of whether one of the two models varies more than all other models: if so, it is close to 0.
+# PAIRWISE_ERROR_OF_SEEDS plus PAIRWISE_ERROR_BY_P_VALUE times a p-value, that is, between 3% and 23%. The p-value is
+# from a test of whether one of the two models varies more than all other models: if so, the p-value is close to 0.
 PAIRWISE_ERROR_OF_TWO_SEEDS, PAIRWISE_ERROR_OF_SEEDS, PAIRWISE_ERROR_BY_P_VALUE = 0.12, 0.03, 0.2
 POWER = 0.9  # probability of detecting a difference that we call detectable
 SOUGHT_DEVIATIONS = 3.0  # difference, in standard deviations over seeds, that the default number of seeds must detect
@@ -47,8 +47,8 @@ _PREFERRED = 4.0
 # Spectra are compared by twice their log-likelihood. Those within this amount of the best one are considered, and the
 # most cautious of them is used.
 _AS_LIKELY = 1.0
-# Only the lowest frequencies are used: as many as possible, but so few that the spectrum predicts for them a mean power
-# of at least this share of the power at frequency zero.
+# Only the lowest frequencies are used. Their number is as large as possible, provided that their mean power, according
+# to the spectrum, is at least this share of the power at frequency zero.
 _FLAT = 0.65
 
 Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
@@ -245,8 +245,8 @@ def stream_mean(values: np.ndarray, sizes: np.ndarray) -> StreamMean:
     of correlated units explains the powers better, according to Whittle's likelihood, the variance is estimated from
     the mean power of the lowest frequencies only. According to the spectrum, this mean is a certain share of the power
     at frequency zero, so it is divided by that share. Each of these frequencies adds a degree of freedom (Mueller,
-    Journal of Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). Otherwise,
-    the error is the one that `mean_and_error` returns.
+    Journal of Econometrics 141, 2007; Lazarus et al., Journal of Business and Economic Statistics 36, 2018). If no such
+    spectrum explains the powers better, the error is the one that `mean_and_error` returns.
 
     Correlation that extends over more units than the stream has cannot be detected. benchmarks/document_errors.py
     measures how often the intervals cover the true value.
@@ -317,8 +317,8 @@ def prediction_band(values: np.ndarray, apart: int) -> tuple[np.ndarray, np.ndar
     4.7) with Bonferroni's level. The variance at a place is the mean of the variances at all M places. If the mean over
     the places up to `apart` away is larger, this mean is used instead. A run may also deviate by the same amount at all
     places, and there are only R - 1 degrees of freedom for such deviations. Therefore, the band is never narrower than
-    Student's interval of a further run's mean over the places. benchmarks/band_errors.py measures the error rate of the
-    complete band.
+    Student's interval for the mean of a further run over all places. benchmarks/band_errors.py measures the error rate
+    of the complete band.
     """
     runs, number = values.shape
     variances, mean = values.var(axis=0, ddof=1), values.mean(axis=0)
@@ -475,8 +475,8 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     ValueError unless the same questions were judged for all models.
 
     Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, each
-    interval is at least as wide as a t-interval for the same one or two models that is computed only from their seeds.
-    The level of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two
+    interval is at least as wide as a t-interval that is computed only from the seeds of the same one or two models. The
+    level of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two
     seeds, the safeguard is weak: the intervals assume that the seeds of all models vary alike. The error over questions
     and the error over seeds both include the noise of single answers, so the intervals are conservative. With one seed,
     they cover only the choice of questions and do not show which model is better. The intervals of the differences are

@@ -48,7 +48,7 @@ from training.parallel.process_group import RankGroup, Ranks
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import Detail, RunEvent, event_of, read_metrics
 
-LISTED = 10  # number of sequences of a large batch that the terminal shows: those with the highest loss
+LISTED = 10  # of a large batch, the terminal shows only this number of sequences, those with the highest loss
 PRINTED_TOKENS = 1 << 12  # a batch of at most this number of tokens is printed completely
 STRETCH = 16  # number of tokens to print for each sequence of a large batch
 COLORS = (230, 229, 222, 221, 215, 209, 203, 196)  # background colors in a terminal with 256 colors
@@ -155,7 +155,7 @@ def read_batch(run: Run, record: RunRecord, step: int, token_files: Path | None)
     `token_files` replaces the directory of the run's token files. Raise BadInput if the token files are not those that
     the run has read.
     """
-    # The dataset may have moved. Validation tokens are not read.
+    # Use the current path of the dataset, because the dataset may have moved. Validation tokens are not read.
     keys = record.train.flat() | {"dataset": run.train.data.dataset, "validation_interval": None}
     run = attrs.evolve(run, model=record.model, train=run.train.replace(**keys))
     tensor_size, length = run.train.execution.tensor_parallel, run.model.context_length

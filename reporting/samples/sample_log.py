@@ -185,7 +185,7 @@ def _missing(run: Path, text: Range | None) -> list[str]:
 
 def _held_out_tokens(run: Path) -> tuple[Range | None, list[str]]:
     """Return the first tokens of the run's validation stream, or None and a note if they cannot be read."""
-    record, job, _ = read_resolved(run)  # the notes are in the run's history already
+    record, job, _ = read_resolved(run)  # its notes are ignored here, because the run's history also has them
     start, vocabulary = (0, 0) if record is None else (record.train.validation.start_val_token, record.model.vocab_size)
     problem = f"{run / RESOLVED}: lists no token files"
     for directory in job.token_directories:
@@ -218,8 +218,8 @@ def _is_of(record: RunRecord, directory: Path) -> bool:
 def held_out_prompts(trained: Trained, text: Range | None) -> list[AskedPrompt]:
     """Return prompts from the held-out text, evenly spaced; none if there is no such text.
 
-    A prompt is the beginning of a line. In conversations, a prompt is the beginning of a row up to the first answer,
-    with the ids that the model was trained on.
+    A prompt is the beginning of a line. In conversations, a prompt has the same ids as a row of the tokens, up to the
+    row's first answer.
     """
     if text is None:
         return []

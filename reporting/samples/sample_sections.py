@@ -24,7 +24,7 @@ OTHER_TEXT = "it was measured on another text, with another tokenizer or with an
 NAMED = {"\n": "↵\n", "\t": "⇥\t", "\r": "␍", " ": " "}
 
 Checkpoint: TypeAlias = tuple[str, CheckpointSample]  # a label and the samples
-Values: TypeAlias = Sequence[float | None]  # nats by token; None: not predicted, or not finite
+Values: TypeAlias = Sequence[float | None]  # the nats of each token; None: not predicted, or not finite
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[dict[str, Markup], list[str | Notice]]:

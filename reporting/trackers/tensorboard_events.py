@@ -31,7 +31,8 @@ TEXT = texts.create_summary_metadata(display_name="", description="")
 class TensorBoardEvents(Store):
     """The event file of one run.
 
-    If all rows are sent again, they are written to a new file, because TensorBoard only notices appended data.
+    If all rows are sent again, they are written to a new file, because in an existing file, TensorBoard notices only
+    appended data.
     """
 
     def __init__(self, run: TrackedRun):
@@ -72,7 +73,7 @@ class TensorBoardEvents(Store):
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether `begin` wrote an event file, judged by its name and its first text.
+    """Return whether `begin` wrote this event file. The file's name and its first bytes show this.
 
     An empty file counts as ours, because the process may have been killed before it wrote anything.
     """

@@ -38,7 +38,7 @@ from training.telemetry.metrics_log import (
 
 NUMBERS = (*LOGGED, Metric.VALIDATION_LOSS, Metric.ELAPSED_SECONDS, Metric.SKIPPED_STEPS)
 IDENTITY_CHARACTERS = 16
-ROWS = 1000  # written to a tracker at a time
+ROWS = 1000  # number of rows that are written to a tracker at a time
 
 
 @attrs.frozen(kw_only=True)
@@ -126,8 +126,8 @@ class Store(Protocol):
         """Store the added rows durably. With `at_once`, there is nothing to do."""
 
 
-# The keys are names of packages and values of `--to`. Each entry has the tested version of the package, and the module
-# and the class of the Store.
+# The keys are names of packages and values of `--to`. Each entry has the tested version of the package, our module, and
+# the class in this module that implements Store.
 TRACKERS = {
     "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
     "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
@@ -221,7 +221,8 @@ class TrackerSync:
         changed = same_run and not same_rows and progress.rows > 0
         version = (progress.version if same_run else 0) + changed
         self._progress = Progress(identity=self._run.identity, version=version)
-        self._write_state()  # before discarding the data: after a kill in between, the data counts as incomplete
+        # First write the state: if the process is killed before `begin` ends, the data counts as incomplete.
+        self._write_state()
         store.begin(version)
         return 0
 

@@ -10,10 +10,10 @@ from common.errors import BadInput, refusing
 from common.output import note, show
 from reporting.trackers.tracker_sync import Store, TrackedRow, TrackedRun
 
-# Time limits for the server to answer, and to receive the data. W&B's own environment variables take precedence.
+# The server must answer and receive the data within these times. W&B's own environment variables take precedence.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
 ADVICE = "rerun the same command when the server answers, or set WANDB_MODE=offline"
-SETTLE_SECONDS = 30.0  # time for the server to show the data that it received
+SETTLE_SECONDS = 30.0  # longest time until the server shows the data that it has received
 
 
 class WandbRun(Store):
@@ -132,7 +132,7 @@ class WandbRun(Store):
                     settings=self._wandb.Settings(
                         **limits,
                         finish_timeout_raises=True,
-                        # Do not send the state of this machine, because another one may have trained the run.
+                        # Do not send the state of this machine, because another machine may have trained the run.
                         x_disable_stats=True,
                         x_disable_meta=True,
                         x_disable_machine_info=True,

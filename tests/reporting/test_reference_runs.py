@@ -110,9 +110,9 @@ def test_hub_tokens_may_be_prepared_again(tmp_path: Path, recorded: str) -> None
 
 def test_runs_unfit_for_a_reference_are_errors(tmp_path: Path) -> None:
     first, second, third = reference_in(tmp_path)
-    with pytest.raises(BadInput, match="or tokens; got 2 runs"):
+    with pytest.raises(BadInput, match="or different tokens; got 2 runs"):
         write_reference([first, second], first)
-    with pytest.raises(BadInput, match="needs at least 3 runs, each with a different seed or tokens; got 3 runs"):
+    with pytest.raises(BadInput, match="at least 3 runs, each with a different seed or different tokens; got 3 runs"):
         write_reference([first, second, finished_run(tmp_path / "again", 1)], first)
     with pytest.raises(BadInput, match="other: its recipe or its tokens differ"):
         write_reference([first, second, finished_run(tmp_path / "other", 4, train={"learning_rate": 1})], first)

@@ -107,11 +107,11 @@ def test_results_belong_to_the_measured_weights(runs: dict[str, Path], tmp_path:
     append_result(home, title, "loss", measured | other_hashes | {"nats_per_token": 9.0})
     (row,) = rows_of(home)
     assert [result.measurements[0].value for result in row.results] == [measured["nats_per_token"]]
-    assert f"{title}: results of other weights that had this name are left out: 1 (weights {'a' * 12})" in row.notes
+    assert f"{title}: results from other weights that had this name are left out: 1 (weights {'a' * 12})" in row.notes
     lines = [without_hash(measured) | other_hashes, measured | other_hashes]
     (home / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(
-        BadInput, match=r"results of other weights .* are left out: 2 \(weights .*\); measure it first: python"
+        BadInput, match=r"results from other weights .* are left out: 2 \(weights .*\); measure it first: python"
     ):
         rows_of(home)
 

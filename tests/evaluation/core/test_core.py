@@ -170,7 +170,7 @@ def test_one_rank_and_two_store_the_same_bits(token_files: Path, tmp_path: Path)
     first, second = ({**result, "time": ""} for result in results(run))
     assert first == second  # all bits are equal
     assert "bundle: 120 items of 6 tasks" in done and "gold answers" in done
-    assert "Published CORE is not comparable, because at most 20 items per task" in done
+    assert "Published CORE scores are not comparable, because at most 20 items per task" in done
     [line] = describe_core(load_run(run, []))
     assert line.startswith(f"core         {first['core']:.4f} ± {first['core_error']:.4f}, run step-0000000")
     message = refused("core", run, "--bundle", folder, "--tasks", "choice_00")
@@ -322,12 +322,12 @@ def test_published_scores_need_the_same_items(
         printed.append(capsys.readouterr().out.splitlines()[1])
     assert "GPT-2 XL 0.2565" in printed[0]
     assert printed[1:] == [
-        "Published CORE is not comparable, because at most 60 items per task are measured here",
-        "Published CORE is not comparable, because b.zip is not known to be nanochat's archive; to use the archive, "
-        "leave out --bundle",
+        "Published CORE scores are not comparable, because at most 60 items per task are measured here",
+        "Published CORE scores are not comparable, because b.zip is not known to be nanochat's archive; to use the "
+        "archive, leave out --bundle",
     ]
     compared = compare(
         rows_of(scored(tmp_path / "a", 9, 1.0, file="b.zip"), scored(tmp_path / "b", 9, 1.0, file="b.zip"))
     )
     assert len(compared.rows) == 2
-    assert any(note.startswith("Published CORE of OpenAI's GPT-2 is left out") for note in compared.notes)
+    assert any(note.startswith("The published CORE scores of OpenAI's GPT-2 are left out") for note in compared.notes)

@@ -239,7 +239,7 @@ def test_oldest_turns_leave_but_system_message_stays() -> None:
         assert model.network.config.context_length - len(talk._prompt(Message(USER, "x"))) >= 16
     assert talk.unseen > 0 and len(talk.turns) == 12 and talk.system == [Message(SYSTEM, "Sys")]
     assert talk._prompt(Message(USER, "x"))[:5] == [257, *b"Sys", 260]
-    with pytest.raises(BadInput, match="system message: got 88 tokens, wanted at most 48 of"):
+    with pytest.raises(BadInput, match="system message: got 88 tokens, wanted at most 48, so that"):
         next(talk.answer("x" * 80, GREEDY))
     assert (len(talk.turns), talk.answers) == (12, 6)
 

@@ -33,7 +33,10 @@ REFUSED = {  # for each list of options: the key in the environment, and the exp
     ("--base-url", "http://[::1/v1"): ("", "--base-url: got 'http://[::1/v1', wanted http:// or https://"),
     ("--base-url", "http://192.168.1.5/v1"): (KEY, "OPENAI_API_KEY would cross the network unencrypted; use https://"),
     ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: cannot be reached: "),
-    ("--model", "script"): ("", "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?"),
+    ("--model", "script"): (
+        "",
+        "no price for 'script'; add it to the file, or pass --prices; did you mean 'scripted'?",
+    ),
     ("--prices", "README.md"): ("", "README.md: not JSON"),
 }
 

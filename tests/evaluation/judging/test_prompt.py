@@ -134,7 +134,7 @@ def test_incompatible_answers_are_refused(sessions: Sessions, tmp_path: Path) ->
     assert "answer 2: output: missing" in refused(copy(good, "cut.json", drop="output"), poor)
     longer = write(tmp_path, "good", 60, seed=1)
     longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
-    differ = f"{longer}: settings differ from {good}: epochs 3 and 2; fine-tune all seeds with the same settings"
+    differ = f"{longer}: settings differ from {good}: epochs is 3, not 2; fine-tune all seeds with the same settings"
     assert differ in refused(good, longer)
     # The answers of this seed are from a later version, which records more settings.
     newer = write(tmp_path, "good", 60, seed=1)
@@ -152,7 +152,7 @@ def test_seeds_of_different_weights_are_refused(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         value = json.loads(file.read_text()) | {"weights_file_sha256": f"{number}" * 64}
         file.write_text(json.dumps(value))
-    with pytest.raises(BadInput, match=r"from the weights 111111111111, but those in .* from 000000000000"):
+    with pytest.raises(BadInput, match=r"from the weights 111111111111, but the answers in .* come from 000000000000"):
         read_panel(files, common=False)
 
 
@@ -196,4 +196,5 @@ def test_answers_of_replaced_weights_are_not_judged(tmp_path: Path, capsys: pyte
     file.write_text(json.dumps(json.loads(file.read_text()) | {"weights_file_sha256": "a" * 64}))
     with pytest.raises(BadInput, match="no answers of the model's current weights"):
         find_files([str(home)])
-    assert f"{file}: left out: these are answers of weights {'a' * 12}" in capsys.readouterr().out
+    note = f"{file}: left out: its answers come from earlier weights of this model ({'a' * 12}"
+    assert note in capsys.readouterr().out

@@ -163,7 +163,7 @@ def test_unanswered_billed_requests_always_count(server: Judge, sessions: Sessio
     unanswered = len(faults)
     assert (server.billed, len(sessions.replies())) == (PROMPTS + unanswered, PROMPTS)
     assert sessions.unanswered() == set(server.bill) - {reply.asked for reply in sessions.replies()}
-    assert f"for {unanswered} requests without an answer or count, which may have been billed" in done
+    assert f"for {unanswered} requests without an answer or a token count, which may have been billed" in done
     assert printed(done) >= server.usd(PRICES)
     assert printed(sessions.run(*SILENT).stdout) == printed(done)
 
@@ -246,7 +246,7 @@ def test_timeouts_and_wrong_counts_respect_the_limit(server: Judge, sessions: Se
     server.said, server.bill, server.every = {}, {}, None
     server.faults = dict(enumerate(["more cached than read", *WRONG_USAGES]))
     done = sessions.said(*SILENT)
-    assert f"for {len(server.faults)} requests without an answer or count" in done
+    assert f"for {len(server.faults)} requests without an answer or a token count" in done
     assert printed(done) >= server.usd(PRICES)
     assert printed(sessions.run(*SILENT).stdout) == printed(done)
     assert server.billed == PROMPTS

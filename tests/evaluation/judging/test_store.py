@@ -82,7 +82,7 @@ def test_store_of_2996586_is_read_without_repaying(server: Judge, sessions: Sess
     dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the tests' prices
     most = (1539 * 100 + 680 * 1000) / 1e6
     assert printed(again) == pytest.approx(len(direct) * dollars + 2 * most, abs=1e-4)
-    assert "for 2 requests without an answer or count" in again
+    assert "for 2 requests without an answer or a token count" in again
 
 
 def test_damaged_store_lines_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_prices_cover_dated_model_versions() -> None:
         assert 0 < price.cached_input <= price.input < price.output
     assert read_price(PRICES, "gpt-5-mini-2025-08-07") == read_price(PRICES, "gpt-5-mini")
     assert read_price(PRICES, "gpt-4o-2024-05-13").input == 5
-    with pytest.raises(BadInput, match=r"no price of 'gpt-5-mimi'; add .*; did you mean 'gpt-5-mini'\?"):
+    with pytest.raises(BadInput, match=r"no price for 'gpt-5-mimi'; add .*; did you mean 'gpt-5-mini'\?"):
         read_price(PRICES, "gpt-5-mimi")
     used = Usage(input=3_000_000, cached_input=1_000_000, output=2_000_000)
     assert read_price(PRICES, "gpt-5-mini").of(used) == pytest.approx(2 * 0.25 + 0.025 + 2 * 2)

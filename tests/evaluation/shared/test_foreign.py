@@ -220,7 +220,7 @@ def test_pickle_runs_no_code_and_is_refused(tmp_path: Path, monkeypatch: pytest.
 
     message = refused(checkpoint(tmp_path / "code", config=Code()))
     assert (
-        "it is a pickle that could run code, because it contains more than tensors" in message
+        "it contains more than tensors and plain values, so that loading it could run code" in message
         and 'python -c "import torch; ' in message
     )
     assert not (tmp_path / "ran").exists()

@@ -40,7 +40,7 @@ def test_run_starts_from_another_models_weights(make_run: MakeRun, finished: Pat
         hashes.append((metrics(run, "state_sha256"), record(run)))
     assert hashes[0] == hashes[1]
     assert evaluate("export", tmp_path / "alone", tmp_path / "exported").returncode == 0
-    assert "| initial weights | `run`, sha256 of the values `" in (tmp_path / "exported" / "README.md").read_text()
+    assert "| initial weights | `run` (sha256 of its values: `" in (tmp_path / "exported" / "README.md").read_text()
     foreign = make_run("foreign")
     complete(foreign, "--init-from", str(tmp_path / "exported"), *HASHED)
     assert record(foreign) == hashes[0][1] | {"source": str(tmp_path / "exported")}
