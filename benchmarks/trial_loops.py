@@ -59,8 +59,8 @@ def single(kind: str, families: int, random: np.random.Generator) -> list[str]:
     """Return the cells for single trials. Each trial is the first one of its project."""
     rule = TrialRule.of(keep_level(1, 0), None)
     null_trials = [trial(rule, row) for row in difference(random, kind, (families, MOST)).tolist()]
-    verdicts = [judgement.verdict for judgement, _ in null_trials]
-    intervals = [judgement.difference for judgement, _ in null_trials if judgement.difference is not None]
+    verdicts = [judgment.verdict for judgment, _ in null_trials]
+    intervals = [judgment.difference for judgment, _ in null_trials if judgment.difference is not None]
     inside = sum(holds(interval.low, interval.high, 0.0) for interval in intervals)
     planted = (difference(random, kind, (families, MOST)) - GAIN / np.sqrt(2) * scale(kind)).tolist()
     planted_trials = [trial(rule, row) for row in planted]
@@ -69,7 +69,7 @@ def single(kind: str, families: int, random: np.random.Generator) -> list[str]:
         false_text(verdicts.count("worse"), families),
         covered_text(inside, len(intervals)),
         f"{np.mean([pairs for _, pairs in null_trials]):.1f}",
-        percent(float(np.mean([judgement.verdict == "better" for judgement, _ in planted_trials]))),
+        percent(float(np.mean([judgment.verdict == "better" for judgment, _ in planted_trials]))),
         f"{np.mean([pairs for _, pairs in planted_trials]):.1f}",
     ]
 
@@ -77,8 +77,8 @@ def single(kind: str, families: int, random: np.random.Generator) -> list[str]:
 def trial(rule: TrialRule, differences: list[float]) -> tuple[TrialVerdict, int]:
     """Return the verdict of one trial, and the number of pairs that it needed."""
     for look in rule.looks:
-        if (judgement := rule.judge(differences[:look])) is not None:
-            return judgement, look
+        if (judgment := rule.judge(differences[:look])) is not None:
+            return judgment, look
     raise AssertionError("the last look has a verdict")
 
 
@@ -92,8 +92,8 @@ def loop(random: np.random.Generator, kind: str, planted: int | None) -> tuple[l
     for number, row in enumerate(difference(random, kind, (CHANGES, MOST)), 1):
         rule = TrialRule.of(keep_level(number, len(gains)), None)
         gain = GAIN / np.sqrt(2) * scale(kind) if number == planted else 0.0
-        judgement, pairs = trial(rule, (row - gain).tolist())
-        gains += [number] * (judgement.verdict == "better")
+        judgment, pairs = trial(rule, (row - gain).tolist())
+        gains += [number] * (judgment.verdict == "better")
         trained_pairs += pairs
     return gains, trained_pairs
 

@@ -23,7 +23,7 @@ from common.output import progress, show
 from common.redaction import hidden_in
 from common.text import dollars_at_most, quoted
 from common.transports import wrap_transports
-from evaluation.judging.judgement import Judgement, PromptVerdict, one_line
+from evaluation.judging.judgment import Judgment, PromptVerdict, one_line
 from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import JudgeRequest, Reply, Usage
 from tokens.documents.messages import read_content
@@ -137,15 +137,15 @@ class RequestSlots:
 class Asker:
     """The sender of a session's requests. RequestSlots limits the requests in flight: at most --concurrency."""
 
-    def __init__(self, judgement: Judgement, key: str):
-        self._judgement, self._key = judgement, key
-        url, timeout = judgement.judge.base_url, judgement.options.timeout
+    def __init__(self, judgment: Judgment, key: str):
+        self._judgment, self._key = judgment, key
+        url, timeout = judgment.judge.base_url, judgment.options.timeout
         http = DefaultAsyncHttpxClient(follow_redirects=False, headers={"Accept-Encoding": "identity"})
         self._transports = _limit_transports(http, timeout)
         self._client = AsyncOpenAI(
             api_key=key or "none", base_url=url, timeout=timeout, max_retries=0, http_client=http
         )
-        self._slots = RequestSlots(judgement.options.concurrency)
+        self._slots = RequestSlots(judgment.options.concurrency)
         self._reached = False  # True once the server has answered
 
     async def ask(self) -> None:
@@ -154,45 +154,45 @@ class Asker:
         After the first SIGINT, SIGTERM or SIGHUP, no more requests are sent. A second signal abandons the requests
         in flight.
         """
-        judgement, before, task = self._judgement, -1, asyncio.current_task()
+        judgment, before, task = self._judgment, -1, asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, task)
         with suppress(asyncio.CancelledError):
             async with self._client:
-                while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
-                    before = len(judgement.store.replies)
-                    judgement.over_budget = None  # the replies have freed some of the budget
+                while (prompts := judgment.outstanding()) and before != len(judgment.store.replies):
+                    before = len(judgment.store.replies)
+                    judgment.over_budget = None  # the replies have freed some of the budget
                     with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
                         await asyncio.gather(*(self._ask(prompt, bar) for prompt in prompts))
-                    if judgement.over_budget is None:
+                    if judgment.over_budget is None:
                         return
 
     def _stop(self, task: asyncio.Task[None]) -> None:
-        if self._judgement.interrupted:
+        if self._judgment.interrupted:
             task.cancel()
             return
-        self._judgement.interrupted = True
+        self._judgment.interrupted = True
         show(progress("stopping: waiting for requests in flight; press Ctrl-C again to abandon them"))
 
     async def _ask(self, prompt: Prompt, bar: tqdm) -> None:
         """Send a prompt until it is settled or has failed, or until the session stops."""
-        judgement = self._judgement
+        judgment = self._judgment
         try:
-            while not judgement.stopping and not judgement.is_settled(prompt):
+            while not judgment.stopping and not judgment.is_settled(prompt):
                 async with self._slots:
-                    outcome = None if judgement.stopping else await self._send(prompt)
+                    outcome = None if judgment.stopping else await self._send(prompt)
                 if isinstance(outcome, PromptVerdict):
-                    judgement.failed[prompt.key] = outcome
+                    judgment.failed[prompt.key] = outcome
                 if not isinstance(outcome, Reply):
                     break
-                if judgement.take(outcome):
+                if judgment.take(outcome):
                     self._slots.widen()
         # Any error must end the session in an orderly way, because the replies to the other prompts are already paid
         # for.
         except Exception as error:  # noqa: BLE001
-            judgement.fail(error)
-        bar.set_postfix_str(dollars_at_most(judgement.cost.usd))
+            judgment.fail(error)
+        bar.set_postfix_str(dollars_at_most(judgment.cost.usd))
         bar.update()
 
     async def _send(self, prompt: Prompt) -> Reply | PromptVerdict | None:
@@ -200,14 +200,14 @@ class Asker:
 
         Return None if the session stops before the first attempt.
         """
-        judgement = self._judgement
+        judgment = self._judgment
         failure: Reply | PromptVerdict | None = None
         for attempt in range(RETRIES + 1):
-            request, body = judgement.request(prompt)
-            if not judgement.reserve(request):
+            request, body = judgment.request(prompt)
+            if not judgment.reserve(request):
                 return failure
             # A server that supports this header answers a repeated request with the reply that it has already billed.
-            key = f"{request.key}-{len(judgement.store.by_prompt[prompt.key])}-{request.limit}"
+            key = f"{request.key}-{len(judgment.store.by_prompt[prompt.key])}-{request.limit}"
             headers = {"Idempotency-Key": key, "X-Client-Request-Id": request.id}
             try:
                 raw = await self._client.chat.completions.with_raw_response.create(**body, extra_headers=headers)
@@ -224,7 +224,7 @@ class Asker:
             except APIStatusError as error:
                 self._reached, failure = True, self._outcome_of(error, request)
                 if not _may_be_billed(error.response):
-                    judgement.release(request, f"status {error.status_code}")
+                    judgment.release(request, f"status {error.status_code}")
                 is_retried = error.status_code in RETRIED or error.status_code >= 500
                 if is_retried:
                     self._slots.halve()
@@ -235,8 +235,8 @@ class Asker:
                 why = one_line(hidden_in(str(error), self._key))
                 # A request cannot be sent if, for example, OPENAI_ORG_ID is not ASCII and so cannot be in a header.
                 if not self._was_sent(request):
-                    judgement.release(request, why)
-                    raise BadInput(f"{judgement.judge.base_url}: the request cannot be sent: {why}") from error
+                    judgment.release(request, why)
+                    raise BadInput(f"{judgment.judge.base_url}: the request cannot be sent: {why}") from error
                 if not isinstance(error, ValueError):
                     raise
                 failure = PromptVerdict("missing", f"the reply is incomplete: {why}")
@@ -244,19 +244,19 @@ class Asker:
             await asyncio.sleep(pause or min(0.5 * 2**attempt, LONGEST_PAUSE_SECONDS) * random.uniform(0.75, 1))
         else:
             return failure  # _record_no_response has already counted each of these failures
-        judgement.unanswered_in_a_row += 1
+        judgment.unanswered_in_a_row += 1
         return failure
 
     def _record_no_response(self, request: JudgeRequest, cause: BaseException | None) -> None:
         """Record that a request got no response. The request counts as billed unless it was certainly not sent."""
-        judgement = self._judgement
-        judgement.unanswered_in_a_row += 1
+        judgment = self._judgment
+        judgment.unanswered_in_a_row += 1
         if isinstance(cause, UNSENT) or not self._was_sent(request):
-            judgement.release(request, one_line(hidden_in(str(cause), self._key)))
+            judgment.release(request, one_line(hidden_in(str(cause), self._key)))
             if not self._reached:
-                url = judgement.judge.base_url
+                url = judgment.judge.base_url
                 why = one_line(hidden_in(str(cause), self._key)) or type(cause).__name__
-                judgement.fail(
+                judgment.fail(
                     BadInput(f"{url}: cannot be reached: {why}; start the server, or pass another --base-url")
                 )
 
@@ -277,7 +277,7 @@ class Asker:
         if error.status_code < 400:
             why = f"{error.status_code}: redirects are not followed; pass the final address with --base-url"
         if error.status_code in UNUSABLE or error.status_code < 400 or error.code == NO_CREDIT:
-            self._judgement.fail(BadInput(f"{self._judgement.judge.base_url}: {why}"))
+            self._judgment.fail(BadInput(f"{self._judgment.judge.base_url}: {why}"))
         return PromptVerdict("not taken" if error.status_code in REJECTED else "missing", why)
 
 

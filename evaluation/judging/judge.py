@@ -14,7 +14,7 @@ from common.redaction import HIDDEN, SHORTEST_KEY, redacted
 from common.text import dollars_at_most
 from evaluation.command_line import JudgeCommand
 from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
-from evaluation.judging.judgement import NOT_ASKED, Judgement
+from evaluation.judging.judgment import NOT_ASKED, Judgment
 from evaluation.judging.prompt import Judge, Panel, find_files, read_panel
 from evaluation.judging.scores import cost_line, report, score, store_results, table_without_judge, write_comments
 from evaluation.judging.store import PRICES, UNKNOWN_PRICE, VerdictStore, read_price
@@ -45,25 +45,25 @@ def run(command: JudgeCommand) -> int:
             raise
         price = UNKNOWN_PRICE
     with closing(VerdictStore(command.verdicts or VERDICTS)) as store:
-        judgement = Judgement(panel, judge, store, price, command)
+        judgment = Judgment(panel, judge, store, price, command)
         # A missing or unusable key is reported here, before anything that takes time.
-        key = find_key(url) if judgement.outstanding() else ""
+        key = find_key(url) if judgment.outstanding() else ""
         without_judge = _print_without_judge(panel)
         if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
             show(f"judging the first {panel.slots} seeds of each model, because not every model has more")
-        show(*judgement.plan().split("\n"))
-        if judgement.outstanding():
+        show(*judgment.plan().split("\n"))
+        if judgment.outstanding():
             from evaluation.judging.client import Asker  # imports openai
 
-            asyncio.run(Asker(judgement, key).ask())
-        if judgement.interrupted:
-            missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
-            show(cost_line(judgement), f"interrupted: {missing:,} verdicts are missing; {NOTHING_LOST}")
+            asyncio.run(Asker(judgment, key).ask())
+        if judgment.interrupted:
+            missing = sum(verdict.state == "missing" for verdict in judgment.verdicts())
+            show(cost_line(judgment), f"interrupted: {missing:,} verdicts are missing; {NOTHING_LOST}")
             return EXIT_INTERRUPTED
-        if judgement.fatal is not None:
-            show(cost_line(judgement))
-            raise judgement.fatal
-        return _conclude(judgement, without_judge)
+        if judgment.fatal is not None:
+            show(cost_line(judgment))
+            raise judgment.fatal
+        return _conclude(judgment, without_judge)
 
 
 def find_key(base_url: str) -> str:
@@ -108,27 +108,27 @@ def _print_without_judge(panel: Panel) -> list[list[ReferenceScores]]:
     return scores
 
 
-def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) -> int:
+def _conclude(judgment: Judgment, without_judge: list[list[ReferenceScores]]) -> int:
     """Store and print scores and comments, and return the exit status.
 
     Raises BadInput if too many verdicts are missing.
     """
-    verdicts, limit = judgement.verdicts(), judgement.options.allow_left_out
+    verdicts, limit = judgment.verdicts(), judgment.options.allow_left_out
     left_out = [verdict for verdict in verdicts if verdict.state != "judged"]
     missing = sum(verdict.state == "missing" for verdict in left_out)
     is_complete = not missing and len(left_out) <= len(verdicts) * limit / 100
     scores, notes = None, []
     if len(left_out) < len(verdicts):
-        scores = score(judgement.panel, judgement.prompts, [verdict.grades for verdict in verdicts])
-        notes += store_results(judgement, verdicts, scores, without_judge) if is_complete else []
-        notes += write_comments(judgement, verdicts)
-    if without_home := [candidate.model for candidate in judgement.panel.candidates if candidate.home is None]:
+        scores = score(judgment.panel, judgment.prompts, [verdict.grades for verdict in verdicts])
+        notes += store_results(judgment, verdicts, scores, without_judge) if is_complete else []
+        notes += write_comments(judgment, verdicts)
+    if without_home := [candidate.model for candidate in judgment.panel.candidates if candidate.home is None]:
         notes.append(f"results were not stored, because the run is not on this machine: {', '.join(without_home)}")
-    show(*report(judgement, verdicts, scores).split("\n"), *notes)
-    if missing and judgement.over_budget is not None:
+    show(*report(judgment, verdicts, scores).split("\n"), *notes)
+    if missing and judgment.over_budget is not None:
         show(
             f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to "
-            f"{dollars_at_most(judgement.over_budget)}; nothing is lost; raise --max-usd to continue"
+            f"{dollars_at_most(judgment.over_budget)}; nothing is lost; raise --max-usd to continue"
         )
         return EXIT_STOPPED
     reasons = Counter(verdict.why for verdict in left_out if verdict.why != NOT_ASKED)
@@ -136,7 +136,7 @@ def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) 
     if missing:
         raise BadInput(f"{missing:,} verdicts are missing: {why}; {NOTHING_LOST}")
     if scores is None:
-        raise BadInput(f"{judgement.judge.model} gave no verdict: {why}; pass another --model")
+        raise BadInput(f"{judgment.judge.model} gave no verdict: {why}; pass another --model")
     if not is_complete:
         raise BadInput(
             f"{len(left_out):,} of {len(verdicts):,} prompts ({len(left_out) / len(verdicts):.0%}) have no verdict, "

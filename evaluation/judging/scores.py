@@ -1,4 +1,4 @@
-"""The scores of a judgement: means with intervals and ranks, the report, the stored results, and the comments."""
+"""The scores of a judgment: means with intervals and ranks, the report, the stored results, and the comments."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.files import check_replaceable, replace_file, writing
 from common.text import printable
 from evaluation.instruct.reference_scores import ReferenceScores
-from evaluation.judging.judgement import Judgement, PromptVerdict
+from evaluation.judging.judgment import Judgment, PromptVerdict
 from evaluation.judging.prompt import Grade, Panel, Prompt
 from evaluation.shared.results import EvaluationResult, Measure, Measurement, Published, append_result, results_of
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
@@ -100,27 +100,27 @@ def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> st
     return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
 
 
-def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores | None) -> str:
-    """Return the text about a judgement: the number of verdicts, their cost, and the scores."""
-    states, snapshots, judge = [verdict.state for verdict in verdicts], judgement.snapshots(), judgement.judge.model
+def report(judgment: Judgment, verdicts: list[PromptVerdict], scores: Scores | None) -> str:
+    """Return the text about a judgment: the number of verdicts, their cost, and the scores."""
+    states, snapshots, judge = [verdict.state for verdict in verdicts], judgment.snapshots(), judgment.judge.model
     lines = [
         f"judge: {judge}, verdicts: {states.count('judged'):,} of {len(states):,}, refused: "
         f"{states.count('refused'):,}; prompts without a verdict are left out for all models"
     ]
     if snapshots not in ([], [judge]):
         lines.append(f"answered by: {', '.join(snapshots)}")
-    lines.append(cost_line(judgement))
+    lines.append(cost_line(judgment))
     if invalid := states.count("invalid"):
         lines.append(f"prompts with only invalid verdicts: {invalid:,}; to pay for them again, pass --retry-wrong")
     if rejected := states.count("not taken"):
         first = states.index("not taken")
-        question = judgement.panel.questions[judgement.prompts[first].question].instruction[:100]
+        question = judgment.panel.questions[judgment.prompts[first].question].instruction[:100]
         lines.append(f"prompts rejected by the server: {rejected:,}, for example {question!r}: {verdicts[first].why}")
-    return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(judgement.panel, scores))
+    return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(judgment.panel, scores))
 
 
-def cost_line(judgement: Judgement) -> str:
-    return f"cost, including earlier sessions: {judgement.cost}" if judgement.price.date else "cost: unknown"
+def cost_line(judgment: Judgment) -> str:
+    return f"cost, including earlier sessions: {judgment.cost}" if judgment.price.date else "cost: unknown"
 
 
 def describe(panel: Panel, scores: Scores) -> str:
@@ -194,15 +194,15 @@ JUDGED = Measure(
 
 
 def store_results(
-    judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
+    judgment: Judgment, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
 ) -> list[str]:
     """Append the result of each model to its log, and return notes. Raises BadInput.
 
-    A result is not appended if the log already has a result of the same judgement that is at least as complete.
+    A result is not appended if the log already has a result of the same judgment that is at least as complete.
     """
-    shared = _shared_values(judgement, verdicts, scores)
+    shared = _shared_values(judgment, verdicts, scores)
     notes = []
-    for candidate, mean, seeds in zip(judgement.panel.candidates, scores.means, reference_scores, strict=True):
+    for candidate, mean, seeds in zip(judgment.panel.candidates, scores.means, reference_scores, strict=True):
         if candidate.home is None:
             continue
         candidate_values = {"candidate": candidate.title, "score": mean.record()}
@@ -221,12 +221,12 @@ def store_results(
     return notes
 
 
-def write_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
+def write_comments(judgment: Judgment, verdicts: list[PromptVerdict]) -> list[str]:
     """Write the judge's comments next to the answers of each model, and return notes. Raises BadInput.
 
     Models whose directory is not on this machine are left out.
     """
-    panel, judge, options = judgement.panel, judgement.judge, judgement.options
+    panel, judge, options = judgment.panel, judgment.judge, judgment.options
     content = _sha256(panel) + _answers_sha256(panel)
     subject = [judge.effort, judge.base_url, content, panel.titles, options.orders, options.seed, panel.slots]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
@@ -243,7 +243,7 @@ def write_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[
             continue
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, _comments(judgement, verdicts))
+            replace_file(path, _comments(judgment, verdicts))
         notes.append(f"the judge's comments: {path}")
     return notes
 
@@ -284,18 +284,18 @@ def _with_error(values: list[tuple[float | None, float | None]], digits: int) ->
     return plus_minus(fmean(means), fmean(errors) if len(errors) == len(values) else None, digits)
 
 
-def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores) -> dict[str, Any]:
+def _shared_values(judgment: Judgment, verdicts: list[PromptVerdict], scores: Scores) -> dict[str, Any]:
     """Return the fields of a result that are the same for all candidates of a session."""
-    panel, judge, cost, is_priced = judgement.panel, judgement.judge, judgement.cost, bool(judgement.price.date)
+    panel, judge, cost, is_priced = judgment.panel, judgment.judge, judgment.cost, bool(judgment.price.date)
     states = [verdict.state for verdict in verdicts]
     return {
         "judge": judge.model,
-        "judge_snapshots": judgement.snapshots(),
+        "judge_snapshots": judgment.snapshots(),
         "effort": judge.effort,
         "base_url": judge.base_url,
         "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
-        "answers_sha256": _answers_sha256(panel),  # tells apart judgements of different answers to the same questions
-        "orders": judgement.options.orders,
+        "answers_sha256": _answers_sha256(panel),  # tells apart judgments of different answers to the same questions
+        "orders": judgment.options.orders,
         "seeds": panel.slots,
         "anchor": scores.anchor,
         "candidates": [
@@ -314,7 +314,7 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
 
 
 def _identity(result: dict[str, Any]) -> list[Any]:
-    """Return the values that are equal in all results of a judgement."""
+    """Return the values that are equal in all results of a judgment."""
     panel = [candidate["model"] for candidate in result.get("candidates", [])]
     return [panel, *(result.get(key) for key in IDENTITY)]
 
@@ -333,17 +333,17 @@ def _answers_sha256(panel: Panel) -> str:
     return hashlib.sha256(json.dumps(answers).encode()).hexdigest()
 
 
-def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
+def _comments(judgment: Judgment, verdicts: list[PromptVerdict]) -> str:
     """Return a text with every question and its answers.
 
     Each answer is followed by its scores and comments, one for each order in which the judge saw the answers.
     """
-    panel = judgement.panel
+    panel = judgment.panel
     grades: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed and answer
-    for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):
+    for prompt, verdict in zip(judgment.prompts, verdicts, strict=True):
         for answer, grade in zip(prompt.order, verdict.grades or (), strict=False):
             grades[prompt.question, prompt.slot, answer].append(f"- {grade.score:g}: {printable(grade.comment)}")
-    lines = [f"{COMMENTS_TITLE}{printable(judgement.judge.model)}", ""]
+    lines = [f"{COMMENTS_TITLE}{printable(judgment.judge.model)}", ""]
     for question, record in enumerate(panel.questions):
         lines += [f"## {question + 1}. {printable(record.instruction)}", ""]
         lines += [*_quoted(record.input), ""] if record.input else []

@@ -78,7 +78,7 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
             check_measured(trial, ["probe", "short"])
             if _same_state(trial, "short", short):
                 same = TrialVerdict("same bits", describe_same_bits(short, steps["base"]))
-                return _end(trial, attrs.evolve(table, judgement=same, compared_steps=short, steps=steps["base"]))
+                return _end(trial, attrs.evolve(table, judgment=same, compared_steps=short, steps=steps["base"]))
         number, rule = begin(FOLDER, trial.name, pairs, {"run": str(trial.run), **trial.revisions})
         notes = [*table.notes, *describe_lengths(trial, steps)]
         table = attrs.evolve(table, number=number, rule=rule, notes=notes)
@@ -89,11 +89,11 @@ def train_trial(pool: RunPool, trial: Trial, pairs: int | None) -> Callable[[], 
             pool.reach([target for pair in targets for target in pair])
             check_measured(trial, ["probe", *names])
             table = attrs.evolve(table, pairs=[[_side_run(target) for target in pair] for pair in targets])
-            if (judgement := table.judge()) is not None:
-                return _end(trial, attrs.evolve(table, judgement=judgement))
+            if (judgment := table.judge()) is not None:
+                return _end(trial, attrs.evolve(table, judgment=judgment))
     except PoolStopped as stopped:
-        judgement = TrialVerdict("cannot tell yet", f"cannot tell yet: {stopped}")
-        return partial(_show, trial, attrs.evolve(table, judgement=judgement))
+        judgment = TrialVerdict("cannot tell yet", f"cannot tell yet: {stopped}")
+        return partial(_show, trial, attrs.evolve(table, judgment=judgment))
     raise AssertionError("the last look has a verdict")
 
 
@@ -193,7 +193,7 @@ def _side_run(target: Target) -> SideRun:
 
 
 def _end(trial: Trial, table: TrialTable) -> Callable[[], int]:
-    finish(FOLDER, trial.name, table.judgement.verdict, table.judgement.text)
+    finish(FOLDER, trial.name, table.judgment.verdict, table.judgment.text)
     return partial(_show, trial, table)
 
 
@@ -202,4 +202,4 @@ def _show(trial: Trial, table: TrialTable) -> int:
     base, candidate = trial.revisions.values()
     show_results(table.text, table.record, trial.output, TRIAL, f"{candidate} against {base} on {trial.run}")
     show(json.dumps(table.record()))
-    return VERDICTS[table.judgement.verdict]
+    return VERDICTS[table.judgment.verdict]

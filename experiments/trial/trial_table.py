@@ -37,7 +37,7 @@ class TrialTable:
     pairs: Sequence[Sequence[SideRun]] = ()  # each pair is the run of the base and the run of the candidate
     compared_steps: int | None = None  # steps of the compared runs; set only if the bits are the same
     steps: int | None = None  # steps of the complete run; set only if the bits are the same
-    judgement: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell yet", ""))
+    judgment: TrialVerdict = attrs.field(default=TrialVerdict("cannot tell yet", ""))
 
     def judge(self) -> TrialVerdict | None:
         """Return the verdict on the pairs, or None if the rule needs more pairs."""
@@ -50,7 +50,7 @@ class TrialTable:
 
     def text(self, form: str = "simple") -> str:
         """Return the verdict, the table, the rule and notes. `form` is a table format of tabulate."""
-        lines = [f"{self.judgement.text[:1].upper()}{self.judgement.text[1:]}.", ""]
+        lines = [f"{self.judgment.text[:1].upper()}{self.judgment.text[1:]}.", ""]
         if self.rule is not None:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
@@ -72,12 +72,12 @@ class TrialTable:
             key: list(interval.record().values()) if interval else None for key, interval in self._intervals().items()
         }
         means = np.mean(self._values(0), axis=0).tolist() if self._values(0) else [None, None]
-        verdicts = (("base", None), (self.judgement.text, intervals["loss_difference"]))
+        verdicts = (("base", None), (self.judgment.text, intervals["loss_difference"]))
         rows = zip(self.trial.revisions.values(), means, verdicts, strict=True)
         return {
-            "verdict": self.judgement.verdict,
-            "exit_status": VERDICTS[self.judgement.verdict],
-            "text": self.judgement.text,
+            "verdict": self.judgment.verdict,
+            "exit_status": VERDICTS[self.judgment.verdict],
+            "text": self.judgment.text,
             **self.trial.revisions,
             "trees": self.trial.trees,
             "run": str(self.trial.run),
@@ -107,7 +107,7 @@ class TrialTable:
 
     def _intervals(self) -> dict[str, Interval | None]:
         """Return intervals: of the loss difference, and of the ratios of time and memory, which are geometric means."""
-        intervals: dict[str, Interval | None] = {ROWS[0][1]: self.judgement.difference}
+        intervals: dict[str, Interval | None] = {ROWS[0][1]: self.judgment.difference}
         for _, key, number, *_ in ROWS[1:]:
             intervals[key] = None
             if values := self._values(number):

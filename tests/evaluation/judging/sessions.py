@@ -121,7 +121,7 @@ def run(*arguments: str) -> Any:
 
 
 def result(file: Path) -> Result:
-    """Return the newest judgement of a model, without the keys that may differ between equivalent sessions."""
+    """Return the newest judgment of a model, without the keys that may differ between equivalent sessions."""
     line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
     return {key: value for key, value in json.loads(line).items() if key not in SESSION_KEYS}
 

@@ -98,7 +98,7 @@ def test_prompts_without_a_verdict_do_not_count() -> None:
     assert [mean.value for mean in score(models, prompts, without).means] == [70, 20]
 
 
-def test_less_complete_judgement_adds_no_result(server: Judge, sessions: Sessions) -> None:
+def test_less_complete_judgment_adds_no_result(server: Judge, sessions: Sessions) -> None:
     for effort in ("low", "none", "low", "none"):
         done = sessions.said("--effort", effort)
     assert re.search(

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from evaluation.judging.client import _asked_pause
-from evaluation.judging.judgement import Judgement
+from evaluation.judging.judgment import Judgment
 from evaluation.judging.store import StoreLine, VerdictStore
 from tests import launch
 from tests.conftest import ROOT, one_line, only_line
@@ -196,13 +196,13 @@ def test_concurrency_grows_with_verdicts(server: Judge, sessions: Sessions, monk
     in_flight = [0]
 
     def count_calls(name: str, change: int) -> None:
-        method = getattr(Judgement, name)
+        method = getattr(Judgment, name)
 
-        def called(judgement: Judgement, *arguments: object) -> bool:
+        def called(judgment: Judgment, *arguments: object) -> bool:
             in_flight.append(in_flight[-1] + change)
-            return bool(method(judgement, *arguments))
+            return bool(method(judgment, *arguments))
 
-        monkeypatch.setattr(Judgement, name, called)
+        monkeypatch.setattr(Judgment, name, called)
 
     count_calls("reserve", 1)
     count_calls("take", -1)

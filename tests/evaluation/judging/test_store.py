@@ -11,7 +11,7 @@ import pytest
 from common.errors import BadInput
 from evaluation.command_line import JudgeCommand
 from evaluation.judging import judge as judge_module
-from evaluation.judging.judgement import Judgement
+from evaluation.judging.judgment import Judgment
 from evaluation.judging.prompt import make_prompts, read_panel
 from evaluation.judging.store import (
     PRICES,
@@ -107,35 +107,35 @@ def test_prices_cover_dated_model_versions() -> None:
 def test_open_request_counts_at_its_maximum(tmp_path: Path) -> None:
     with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
         options = JudgeCommand(answers=("a",), orders=2)
-        judgement = Judgement(panel(2, 1), JUDGE, store, read_price(PRICES, JUDGE.model), options)
-        first, second = judgement.prompts
+        judgment = Judgment(panel(2, 1), JUDGE, store, read_price(PRICES, JUDGE.model), options)
+        first, second = judgment.prompts
         requests = [
-            attrs.evolve(judgement.request(prompt)[0], most=Usage(input=0, output=150_000))  # 0.3 dollars
+            attrs.evolve(judgment.request(prompt)[0], most=Usage(input=0, output=150_000))  # 0.3 dollars
             for prompt in (first, first, second)
         ]
-        assert all(judgement.reserve(request) for request in requests)
-        assert judgement.cost.usd == pytest.approx(0.9)
+        assert all(judgment.reserve(request) for request in requests)
+        assert judgment.cost.usd == pytest.approx(0.9)
         reply = attrs.evolve(EMPTY, key=first.key, asked=requests[0].id)
-        judgement.take(attrs.evolve(reply, usage=Usage(input=0, output=25_000)))
-        judgement.take(attrs.evolve(reply, asked=requests[1].id))
-        assert (judgement.cost.billed_usd, judgement.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
-        judgement.release(requests[2], "never sent")
-        judgement.release(requests[0], "already answered, so this has no effect")
-        assert judgement.cost.usd == pytest.approx(0.35)
+        judgment.take(attrs.evolve(reply, usage=Usage(input=0, output=25_000)))
+        judgment.take(attrs.evolve(reply, asked=requests[1].id))
+        assert (judgment.cost.billed_usd, judgment.cost.open) == (pytest.approx(0.05), [pytest.approx(0.3)] * 2)
+        judgment.release(requests[2], "never sent")
+        judgment.release(requests[0], "already answered, so this has no effect")
+        assert judgment.cost.usd == pytest.approx(0.35)
         store.append(StoreLine(unbilled=["unknown"]))
-        unpriced = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, options)
+        unpriced = Judgment(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, options)
         assert unpriced.cost.usd == 0
 
 
 def test_reply_limit_doubles_after_a_cut_reply(tmp_path: Path) -> None:
     with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
-        judgement = Judgement(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, JudgeCommand(answers=("a",)))
-        prompt = judgement.prompts[0]
-        request, body = judgement.request(prompt)
+        judgment = Judgment(panel(2, 1), JUDGE, store, UNKNOWN_PRICE, JudgeCommand(answers=("a",)))
+        prompt = judgment.prompts[0]
+        request, body = judgment.request(prompt)
         assert body["max_completion_tokens"] == request.limit == request.most.output == most_output(3, JUDGE) > 6000
         assert request.most.input >= len(prompt.text)
-        judgement.take(attrs.evolve(EMPTY, key=prompt.key, asked=request.id, usage=Usage(input=1, output=1), cut=True))
-        assert judgement.request(prompt)[0].limit == 2 * request.limit
+        judgment.take(attrs.evolve(EMPTY, key=prompt.key, asked=request.id, usage=Usage(input=1, output=1), cut=True))
+        assert judgment.request(prompt)[0].limit == 2 * request.limit
     assert most_output(3, attrs.evolve(JUDGE, effort="high")) > 20_000
     assert most_output(3, attrs.evolve(JUDGE, effort="none")) < 1000
     assert most_output(3, attrs.evolve(JUDGE, model="gpt-4.1")) < 1000  # this model never reasons

@@ -97,7 +97,7 @@ def test_a_diverged_side_has_a_table(diverged: str, verdict: str) -> None:
     table = TrialTable(trial=trial, notes=[], number=1, rule=TrialRule.of(LEVEL, 3), pairs=[runs] * 3)
     judged = table.judge()
     assert judged is not None and judged.text == f"{verdict}: the {diverged} diverged in 3 of 3 seeds"
-    table = attrs.evolve(table, judgement=judged)
+    table = attrs.evolve(table, judgment=judged)
     assert table.record()["verdict"] == verdict and table.record()["step_time_ratio"] == [1.0, 1.0, 1.0]
     assert "peak memory, MB" in table.text()
 
@@ -113,7 +113,7 @@ def test_a_verdict_names_its_assumption() -> None:
     trial = Trial(revisions={"base": "a", "candidate": "b"}, trees={}, run=Path("runs/x"), sections={})
     pairs = [[(1.0, 0.1, 1e6), (1.0 + more / 9, 0.1, 1e6)] for more in differences(-9.0, 8)]
     table = TrialTable(trial=trial, notes=[], number=1, rule=rule, pairs=pairs)
-    table = attrs.evolve(table, judgement=table.judge())
+    table = attrs.evolve(table, judgment=table.judge())
     assert table.record()["assumption"] == assumption(8) and f"All intervals are valid {assumption(8)}." in table.text()
 
 

@@ -40,7 +40,7 @@ class PromptVerdict:
     grades: list[Grade] | None = None  # by position in the prompt
 
 
-class Judgement:
+class Judgment:
     """The prompts of a panel, and the outcomes of the requests to a judge in this session and earlier ones."""
 
     def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, price: Price, options: JudgeCommand):
@@ -66,7 +66,7 @@ class Judgement:
 
     @property
     def cost(self) -> JudgeCost:
-        """The cost of all sessions of this judgement.
+        """The cost of all sessions of this judgment.
 
         A request without an outcome or without a recorded token count adds its maximum cost.
         """
