@@ -121,7 +121,7 @@ def check_launcher() -> None:
             )
         break
     variables, tasks = list(TASK_COUNTS), environment_world_size() if torchrun_job() is None else nodes
-    # Outside a step, SLURM_NTASKS may count tasks that a batch script, or a shell, has not started yet.
+    # Outside a job step (srun), SLURM_NTASKS may count tasks that the batch script or shell has not started yet.
     if variables[0] not in os.environ and "SLURM_PROCID" in os.environ and os.environ.get("ENVIRONMENT") != "BATCH":
         variables.append("SLURM_NTASKS")
     for variable in variables:

@@ -118,7 +118,7 @@ OPTIONS = (
 
 # Keys of other programs that have no counterpart among our keys: what to do instead -> the keys, separated by spaces.
 KEYLESS = {
-    "the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
+    "train.py --resume continues a run, and train.py --init-from starts from a model": "init_from",
     "the option --device of train.py chooses the device": "device",
     "a run writes into its run directory": "out_dir output_dir",
 }

@@ -17,7 +17,7 @@ from tests.loopback import QuietHandler, serving
 
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # returns a score for each label in a request
 API_FAULTS = ("400", "401", "402", "404", "429", "500", "503")  # statuses with the API's error object; not billed
-GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # statuses of a gateway with an HTML page; the request is billed
+GATEWAY_FAULTS = ("408", "425", "499", "502", "504")  # statuses that a gateway sends with an HTML page; billed
 WRONG_USAGES: dict[str, Any] = {  # token counts that no correct reply reports
     "no usage": None,
     "usage of text": {"prompt_tokens": "many"},

@@ -225,7 +225,10 @@ class ApiReply:
         return {"id": f"{prefix}-{self.number}", "object": kind, "created": self.created, "model": self.served.name}
 
     def _choice(self, index: int, part: AnswerPart, chat: JSON) -> JSON:
-        """Return the entry for an answer in the list of choices. `chat`: the content of the entry in a chat."""
+        """Return the entry of an answer in the response's list of choices.
+
+        `chat`: the content of the entry if the request is a chat; otherwise, it is ignored.
+        """
         is_chat, scores = self.request.is_chat, None
         if self.request.alternatives is not None:
             scores = self._chat_scores(part.tokens) if is_chat else self._scores(part.tokens)

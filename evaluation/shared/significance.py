@@ -348,7 +348,7 @@ def combined_error(*parts: tuple[float, float]) -> tuple[float, float]:
 
 
 def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float, int]:
-    """Return the standard deviation of a run over seeds, and its degrees of freedom.
+    """Return the standard deviation of a run's value over seeds, and its degrees of freedom.
 
     `paired`: remove the effect that a seed has on all recipes alike.
     """

@@ -190,8 +190,8 @@ class SweepTable:
             lines += [
                 f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
                 f"{counted(len(self.verdicts) - 1, 'comparison')}.",
-                "A seed can shift the losses of all variants alike. Apart from this shift, the standard deviation of "
-                f"one run over seeds is {deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
+                "A seed can shift the losses of all variants alike. Without this shift, the standard deviation of a "
+                f"run's loss over seeds is {deviation[0]:.{LOSS_DIGITS}f} (degrees of freedom: {deviation[1]}).",
             ]
         if (rule := self.sweep.halving).rungs:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
@@ -241,7 +241,7 @@ def describe_power(sweep: Sweep) -> str:
     advice = more if detectable > SOUGHT_DEVIATIONS else ""
     return (
         f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (a seed "
-        "deviation is the standard deviation of one run over seeds, without shifts that all variants share); smaller "
+        "deviation is the standard deviation of a run's loss over seeds, without shifts that all variants share); smaller "
         f"differences are found less often{advice}"
     )
 

@@ -1,5 +1,5 @@
 // Emulates the CUDA runtime's memory functions. Allocations are limited by the GPU's memory. Copies of up to 64 KiB
-// between host and device are really made. A larger copy only records an event; if its target is on the host, the
+// between host and device are actually performed. A larger copy only records an event; if its target is on the host, the
 // target is filled with zeros. Every copy is complete when the call returns.
 #define _GNU_SOURCE
 #include "device_memory.h"

@@ -268,7 +268,7 @@ def check_same(directory: Path, plan: UnitPlan, settings: PrepareSettings, sourc
 
 
 def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
-    """Divide an input into the smallest parts that units can have. Yield each part with its size in bytes."""
+    """Divide an input into parts that no unit divides further. Yield each part with its size in bytes."""
     if settings.template is not None and item.path.endswith(TEXT_SUFFIXES):
         raise BadInput(
             f"{item.path}: is text, but conversations are in .jsonl, .json or .parquet files; name these, or use a glob"

@@ -181,7 +181,8 @@ def parallelize(model: NextTokenLoss, parallel: str, numerics: Numerics, microba
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
         allocate(model, device)
     elif levels.size > 1:
-        reduction = ordered or BucketSum(data_parallel.group)  # unless `ordered`, NCCL takes care of nodes
+        # BucketSum does not need to know the nodes, because NCCL finds the fast links itself.
+        reduction = ordered or BucketSum(data_parallel.group)
         wrapped = wrap_in_ddp(model, reduction, clock, data_parallel.group)
     return Parallel(
         network=model.network,

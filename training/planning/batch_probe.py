@@ -40,7 +40,7 @@ from training.step import train_step
 from training.supervision.heartbeat import SPEAKER_SECONDS
 
 PROBE_STEPS = 5  # DDP has its final buckets only from the second step on
-# If a probe takes longer, it hangs or the machine is slow; compilation takes only half a minute.
+# After this time, a probe is assumed to hang. Compilation takes only half a minute, except on a slow machine.
 PROBE_SECONDS = 300.0
 STORE_POLL_SECONDS = 0.05
 

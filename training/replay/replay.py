@@ -74,7 +74,7 @@ def replay(
 
 
 def describe_comparison(compared: int, steps: int, *, same: bool) -> str:
-    """Return a line that says how many steps a replay compared with their record, and whether all these match."""
+    """Return a line that says how many recorded steps a replay has compared, and whether all of them are the same."""
     if not compared:
         return f"compared with their record: none of {steps:,} steps"
     outcome = "all of them are the same" if same else "not all of them are the same"

@@ -184,7 +184,7 @@ class Heartbeat:
     def _watch_store(self) -> None:
         """End this process if the store does not answer for a long time.
 
-        The store runs on the first node. That node is then dead, or cut off from this one.
+        The store runs on the first node. A long silence means that the first node is dead, or cut off from this one.
         """
         patience = max(self._patience, STORE_POLLS)
         last_count, silent_polls = 0, 0

@@ -83,7 +83,7 @@ def test_retry_after_number_sets_the_pause() -> None:
 def test_twice_invalid_prompt_is_left_out(server: Judge, sessions: Sessions, faultless: Result) -> None:
     server.faults, server.wrong_again = {2: "prose"}, True
     done = sessions.said()
-    assert "prompts with only invalid verdicts: 1; to pay for them again, pass --retry-wrong" in done
+    assert "prompts with only invalid verdicts: 1; to retry them, which costs money again, pass --retry-wrong" in done
     assert sessions.result()["left_out"] == 1
     assert (sessions.run().returncode, server.billed) == (0, PROMPTS + 1)
     server.wrong_again = False

@@ -118,7 +118,7 @@ def test_the_table_names_missing_runs_and_seeds(make_sweep: MakeSweep) -> None:
     assert "4.1000 " in text and "3.1000 (of 2)" in text and "diverged in 1 of 3 seeds" in text
     text = SweepTable.of(sweep, [base, attrs.evolve(base, name="same")]).text()
     assert "intervals for 1 comparison." in text
-    assert "the standard deviation of one run over seeds is 0.0000 " in text
+    assert "the standard deviation of a run's loss over seeds is 0.0000 " in text
     text = SweepTable.of(sweep, [base, VariantResult(name="late", losses={43: 4.0})]).text()
     name = sweep.variants[1].name
     assert f"Missing: {name}-seed-42, {name}-seed-44." in text

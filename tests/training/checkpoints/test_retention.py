@@ -54,7 +54,7 @@ class Objects:
         (10, 8, 2, {8, 10}),  # the best one is not counted twice
         (10, 3, 1, {10}),  # the best step has no checkpoint
         (10, None, 9, {2, 4, 6, 8, 10}),
-        (6, 2, 1, {2, 6, 8, 10}),  # later steps are not superseded
+        (6, 2, 1, {2, 6, 8, 10}),  # checkpoints of later steps are kept
         (7, None, 1, {6, 8, 10}),  # the newest step does not exist yet
     ],
 )

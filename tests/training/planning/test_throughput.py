@@ -52,7 +52,7 @@ def test_roofline_explains_llm_c_and_is_slower_for_our_kernels(gpu: str, size: s
 
 
 def bound(config: ModelConfig, gpu: str) -> float:
-    """Return the tokens/s if products, attention and memory ran at the datasheet's speed, which no kernel reaches."""
+    """Return the tokens/s of an ideal GPU, whose kernels reach the full speed of the datasheet."""
     return 1 / sum(seconds_per_token(config, known_gpus()[gpu], Efficiency(1.0, 1.0, 1.0)).values())
 
 
