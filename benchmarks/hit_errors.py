@@ -1,4 +1,4 @@
-"""Error rates of CORE: for tasks in which nearly all items are hits, or nearly all are misses, for means over tasks, and for differences.
+"""Error rates of CORE: for tasks in which nearly all items are hits or nearly all are misses, for means and differences.
 
     python benchmarks/hit_errors.py [--families 2400]
 
