@@ -1,4 +1,4 @@
-"""Error rates of CORE: for tasks in which nearly all items are hits or nearly all are misses, for means and differences.
+"""Error rates of CORE: for tasks with nearly only hits or nearly only misses, for means, and for differences.
 
     python benchmarks/hit_errors.py [--families 2400]
 

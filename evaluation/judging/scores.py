@@ -111,9 +111,8 @@ def report(judgment: Judgment, verdicts: list[PromptVerdict], scores: Scores | N
         lines.append(f"answered by: {', '.join(snapshots)}")
     lines.append(cost_line(judgment))
     if invalid := states.count("invalid"):
-        lines.append(
-            f"prompts with only invalid verdicts: {invalid:,}; to retry them, which costs money again, pass --retry-wrong"
-        )
+        advice = "to retry them, which costs money again, pass --retry-wrong"
+        lines.append(f"prompts with only invalid verdicts: {invalid:,}; {advice}")
     if rejected := states.count("not taken"):
         first = states.index("not taken")
         question = judgment.panel.questions[judgment.prompts[first].question].instruction[:100]

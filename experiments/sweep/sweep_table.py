@@ -241,8 +241,8 @@ def describe_power(sweep: Sweep) -> str:
     advice = more if detectable > SOUGHT_DEVIATIONS else ""
     return (
         f"with {POWER:.0%} probability, {seeds} seeds find a difference of {detectable:.1f} seed deviations (a seed "
-        "deviation is the standard deviation of a run's loss over seeds, without shifts that all variants share); smaller "
-        f"differences are found less often{advice}"
+        "deviation is the standard deviation of a run's loss over seeds, without shifts that all variants share); "
+        f"smaller differences are found less often{advice}"
     )
 
 
