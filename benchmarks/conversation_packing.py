@@ -34,8 +34,8 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT
 CONTEXT, ROWS = 160, 4
 STORIES, BASE_STEPS, CONVERSATIONS, EPOCHS = 6_000, 1200, 300, 4
 PEAK, FINE_TUNING_PEAK = 4e-3, 1e-3
-# The initial weights are multiplied by this factor. They are meant for wide networks: without the factor, a network as
-# narrow as this one does not learn attention within minutes.
+# The initial weights, which are meant for wide networks, are multiplied by this factor. Without the factor, a network
+# as narrow as this one does not learn attention within minutes.
 WIDENED = 5
 Encoded = tuple[list[int], list[int]]  # ids, weights
 

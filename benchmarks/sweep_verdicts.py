@@ -86,7 +86,7 @@ def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.
 
 
 def significant(sweep: npt.NDArray[np.float64], comparisons: int) -> npt.NDArray[np.bool_]:
-    """Return, for each lever, whether it is called better or worse."""
+    """Return a boolean for each lever: true if the sweep calls the lever better or worse than the base."""
     base, *levers = [dict(enumerate(runs.tolist())) for runs in sweep]
     return np.array([difference.excludes_zero for difference, _ in compare_with_base(base, levers, comparisons)])
 
