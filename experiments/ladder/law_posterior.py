@@ -83,7 +83,7 @@ class Laws:
 def explaining_laws(observed: Observations) -> Laws:
     """Return the laws that explain a ladder.
 
-    Raise BadInput if the loss does not decrease both with size and with tokens.
+    Raise BadInput unless the loss decreases with size and also with tokens.
     """
     bounds = [(math.log(EXPONENT) - REACH * EXPONENT_SPREAD, math.log(EXPONENT) + REACH * EXPONENT_SPREAD)] * 2
     for _ in range(REFINEMENTS):
