@@ -106,7 +106,7 @@ class TrialTable:
         ]
 
     def _intervals(self) -> dict[str, Interval | None]:
-        """Return intervals: of the loss difference, and of the ratios of time and memory, which are geometric means."""
+        """Return the intervals of the loss difference and of the time and memory ratios. Ratios are geometric means."""
         intervals: dict[str, Interval | None] = {ROWS[0][1]: self.judgment.difference}
         for _, key, number, *_ in ROWS[1:]:
             intervals[key] = None
