@@ -92,8 +92,8 @@ def explaining_laws(observed: Observations) -> Laws:
         columns, weight = _draw(observed, exponents)
         if not weight.any():
             raise BadInput(
-                "ladder: the loss does not fall both with size and with tokens, so no law explains it; look at the "
-                "curves, lower the learning rates, or choose sizes and horizons that are farther apart"
+                "ladder: the loss must fall with size and also with tokens, but it does not, so no law explains it; "
+                "look at the curves, lower the learning rates, or choose sizes and horizons that are farther apart"
             )
         shares = weight.reshape(len(SHARED), GRID, GRID, DRAWS).sum((0, 3))
         narrowed = [_narrowed(axis, shares.sum(1 - index)) for index, axis in enumerate(axes)]

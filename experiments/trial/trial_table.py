@@ -55,7 +55,7 @@ class TrialTable:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
             lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
-            error = f"an error of {2 * self.rule.level:.2g} for all looks together"
+            error = f"an error probability of {2 * self.rule.level:.2g} for all looks together"
             lines.append(
                 f"The interval of the loss has {error}; the other intervals have a confidence of {CONFIDENCE:.0%}."
             )
