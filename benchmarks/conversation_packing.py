@@ -147,7 +147,7 @@ def within(owner: Tensor | None) -> Iterator[None]:
 
 
 def losses(network: GPT, rows: Rows, *, masked: bool) -> tuple[Tensor, Tensor]:
-    """Return the logits (B, T, V), and the weighted mean loss over the targets, which is a scalar."""
+    """Return the logits, (B, T, V), and the weighted mean of the targets' losses, a scalar."""
     with within(rows.owner[:, :-1] if masked else None):
         logits = network(rows.ids[:, :-1])
     token_losses = F.cross_entropy(logits.flatten(0, 1), rows.ids[:, 1:].flatten(), reduction="none")

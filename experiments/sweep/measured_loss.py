@@ -127,8 +127,8 @@ def measure_run(
     weights = identity_on_disk(run, title)
     for span in measure.ranges if measure.same_ids else _encoded_ranges(measure, run, train):
         identity = span.identity()
-        # Skip results measured with --tokenizer: in them, a token id may stand for other text than in the training
-        # tokens.
+        # Skip results measured with --tokenizer: in them, a token id may stand for a different text than in
+        # the training tokens.
         loss_results = [line for line in results_of(run, title, "loss") if GIVEN_TOKENIZER not in line]
         stored = [line for line in loss_results if line.get("range") == identity]
         matching = [line for line in stored if weights is None or weights.is_same(WeightsIdentity.of(line))]
