@@ -26,8 +26,8 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-# Steps from one log line to the next. Only a logged step waits for the GPU, so whole intervals are measured, except the
-# first.
+# Steps from one log line to the next. Only a logged step waits for the GPU, so the benchmark measures whole intervals.
+# It leaves out the first one.
 LOG_STEPS = 5
 SHORT_CONTEXT = 64  # tokens
 

@@ -34,8 +34,8 @@ from tokens.tokenizer.tokenizer import END_OF_TEXT
 CONTEXT, ROWS = 160, 4
 STORIES, BASE_STEPS, CONVERSATIONS, EPOCHS = 6_000, 1200, 300, 4
 PEAK, FINE_TUNING_PEAK = 4e-3, 1e-3
-# The initial weights are multiplied by this factor. They are meant for wide networks: without the factor, a network as
-# narrow as this one does not learn attention within minutes.
+# The initial weights, which are meant for wide networks, are multiplied by this factor. Without the factor, a network
+# as narrow as this one does not learn attention within minutes.
 WIDENED = 5
 Encoded = tuple[list[int], list[int]]  # ids, weights
 
@@ -147,7 +147,7 @@ def within(owner: Tensor | None) -> Iterator[None]:
 
 
 def losses(network: GPT, rows: Rows, *, masked: bool) -> tuple[Tensor, Tensor]:
-    """Return the logits (B, T, V), and the weighted mean loss over the targets, which is a scalar."""
+    """Return the logits, (B, T, V), and the weighted mean of the targets' losses, a scalar."""
     with within(rows.owner[:, :-1] if masked else None):
         logits = network(rows.ids[:, :-1])
     token_losses = F.cross_entropy(logits.flatten(0, 1), rows.ids[:, 1:].flatten(), reduction="none")

@@ -1,8 +1,8 @@
 """Checks of correctness on this machine, by comparing runs of a small network.
 
-The losses on the GPU are compared with the losses on the CPU, and the losses of DDP and FSDP with those of one process.
-With `determinism` "elastic", the hashes of all layouts are compared with each other, and the hashes of a killed and
-resumed run with those of an uninterrupted run.
+The benchmark compares losses on the GPU with losses on the CPU, and losses of DDP and FSDP with those of one process.
+With `determinism` "elastic", it compares the hashes of all layouts with each other. It also compares the hashes of a
+run that was killed and resumed with those of an uninterrupted run.
 
 python benchmarks/correctness.py losses elastic resume [--ranks 1 2 4 8] [--device cpu]
 

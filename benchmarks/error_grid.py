@@ -1,7 +1,7 @@
 """Shared parts of the benchmarks that check stated error rates: seeds, limits, and the text of a cell.
 
-A cell of a grid has FAMILIES repetitions. Its data come from a generator that is seeded with the grid's name and the
-cell's number, and does not depend on the tested program. The seeds were fixed before the first run.
+A cell of a grid has FAMILIES repetitions. The data of a cell come from a generator that is seeded with the grid's name
+and the cell's number. They do not depend on the tested program. The seeds were fixed before the first run.
 """
 
 import numpy as np

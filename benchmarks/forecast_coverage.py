@@ -72,7 +72,7 @@ MISSPECIFIED: dict[str, Truth] = {
         HOFFMANN(size, tokens) + 0.02 * math.log10(tokens / size / 20) ** 2
     ),
 }
-# Kaplan et al., table 1, as a sum. These exponents are smaller than the exponents that the prior allows.
+# The law of Kaplan et al., table 1, written as a sum. Its exponents are below those that the prior allows.
 OUTSIDE: dict[str, Truth] = {"no floor, 0.076 and 0.095": lambda n, d: (8.8e13 / n) ** 0.076 + (5.4e13 / d) ** 0.095}
 HEADS = ["ladders", "simulations", "in the interval", "width", "error", "refused", "in the interval if not refused"]
 GROUPS = {"exact law": EXACT, "mildly misspecified": MISSPECIFIED, "outside of the prior": OUTSIDE}

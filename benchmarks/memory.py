@@ -87,7 +87,7 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
 
 
 def _run(folder: Path, size: str) -> Run:
-    """Return a run of a size. Its tokens are never read."""
+    """Return a run with a network of this size. Its tokens are never read."""
     return load_run(prepare(folder / size, SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 

@@ -182,7 +182,7 @@ def _losses(run: Path) -> tuple[np.ndarray, np.ndarray]:
 def _compare(
     untouched: dict[int, str], moved: dict[int, str], ends: Sequence[tuple[int, int]]
 ) -> Iterator[ComparedStep]:
-    """Yield a row for each leg: its last hash that was not lost, and the hash of the undisturbed run at this step."""
+    """Yield a row for each leg: the hash of its last step that was not lost, and the other run's hash at this step."""
     for number, (leg, (last, resumed)) in enumerate(zip(LEGS, ends, strict=True)):
         text = f"{leg.ending} at step {last:,}; {LEGS[number + 1].name} from {resumed:,}" if leg.ending != END else END
         step = max(step for step in untouched if step <= resumed)

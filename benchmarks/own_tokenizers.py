@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def bytes_per_token(name: str, texts: list[str]) -> str:
-    """Return the bytes per token if texts are encoded with the tokenizer of this name or file."""
+    """Encode texts with the tokenizer of this name or file, and return the bytes per token."""
     tokenizer = load_tokenizer(name)
     return f"{sum(len(text.encode()) for text in texts) / sum(len(tokenizer.encode(text)) for text in texts):.2f}"
 

@@ -82,7 +82,7 @@ def main(*, clients: int = 32, seconds: float = 30.0, tokens: int = 32, run: Pat
 
 
 def measure(url: str, pid: int, crowds: list[int], seconds: float, tokens: int) -> None:
-    """Print a row for each crowd of clients, with its rate relative to the first crowd, which is a single client."""
+    """Print a row for each crowd of clients. Rates are relative to the first crowd, which is a single client."""
     model = openai.OpenAI(base_url=url, api_key="none").models.list().data[0].id
     rows, single_rate = [], 0.0
     for count in crowds:

@@ -79,14 +79,14 @@ def false_share(kind: str, levers: int, seeds: int, sweeps: int, random: np.rand
 
 
 def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the final losses of the base, and of the half of the levers with the lower losses at the rung."""
+    """Return the final losses of the base and of the better half of the levers, judged by their losses at the rung."""
     means = {str(index): float(rung[index].mean()) for index in range(1, len(sweep))}
     losers = Halving(factor=2, rungs=(0.5,)).losers(means)
     return sweep[[index for index in range(len(sweep)) if str(index) not in losers]]
 
 
 def significant(sweep: npt.NDArray[np.float64], comparisons: int) -> npt.NDArray[np.bool_]:
-    """Return, for each lever, whether it is called better or worse."""
+    """Return a boolean for each lever: true if the sweep calls the lever better or worse than the base."""
     base, *levers = [dict(enumerate(runs.tolist())) for runs in sweep]
     return np.array([difference.excludes_zero for difference, _ in compare_with_base(base, levers, comparisons)])
 

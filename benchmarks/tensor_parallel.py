@@ -116,7 +116,7 @@ def compare_hashes(network: str, precision: str, layouts: list[tuple[int, int, s
 
 
 def on_two_machines(folder: Path, run: Path, ranks: int, arguments: list[str]) -> list[Any]:
-    """Train on two nodes with `ranks` ranks each, in separate network namespaces, and return both processes."""
+    """Train on two nodes with `ranks` ranks each, in separate network namespaces, and return each node's process."""
     with two_machines(folder) as machines:
         keys: dict[str, Any] = {"master": machines[0].address, "ranks": ranks, "environment": {"OMP_NUM_THREADS": "1"}}
         nodes = [machine.train(run, *arguments, **keys) for machine in machines]

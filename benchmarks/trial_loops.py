@@ -16,7 +16,7 @@ from experiments.trial.trial_rule import TrialRule, TrialVerdict, keep_level
 
 CHANGES = 50  # changes in a loop
 MOST = 40  # pairs that are drawn for a trial; no rule in this benchmark needs more
-GAIN = 3.0  # planted gain, in standard deviations of one run over seeds
+GAIN = 3.0  # planted gain; its unit is the standard deviation of a run's loss over seeds
 KINDS = {
     "normal": "normal",
     "t": "Student's t, 2 degrees of freedom",

@@ -39,7 +39,7 @@ ACTIVATION_WORDS = {
 # The names of these activations in transformers
 STOCK_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu2": "relu2", "swiglu": "silu"}
 _RENAMED_ACTIVATIONS = {name: stock_name for name, stock_name in STOCK_ACTIVATIONS.items() if name != stock_name}
-# Our name for each name in transformers, where gelu_tanh has two names
+# Name in transformers -> our name. In transformers, gelu_tanh has two names.
 OUR_ACTIVATIONS = {stock_name: name for name, stock_name in STOCK_ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu_tanh"
 }
@@ -55,7 +55,7 @@ BIASES = {
 
 @attrs.frozen(kw_only=True)
 class ArchitectureOption:
-    """The second row of an option of the network. A key of train.json has only the first row, a KeyRow.
+    """What an option of the network declares in addition to its KeyRow. A key of train.json has only a KeyRow.
 
     In the comments, `config` is a ModelConfig.
     """

@@ -235,7 +235,7 @@ class ShardedGPT(GPT):
     """One process's shards of a network. `GPT.hidden` runs here with layers that exchange their results.
 
     A parameter's name consists of SHARDS, the shard's index in the process, and the plain name. The output head's
-    weight exists only in the modules of `shards`, each of which holds some of its rows (see ShardedLoss).
+    weight exists only in the modules of `shards`. Each module holds some rows of this weight (see ShardedLoss).
     """
 
     token_embedding: Any

@@ -182,7 +182,7 @@ def best_sizes(
 def describe_best_sizes(
     fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[str]:
-    """Return lines with the best sizes for a budget. Each of the best machines has one line and then its warnings."""
+    """Return lines with the best sizes for a budget. Each of the best machines has a line, followed by its warnings."""
     choices = best_sizes(fit, shapes, target, usd, prices)
     if not choices:
         return [f"{dollars(usd)}: not enough for the start-up of any machine in {prices.path}; raise the budget"]

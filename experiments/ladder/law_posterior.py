@@ -83,7 +83,7 @@ class Laws:
 def explaining_laws(observed: Observations) -> Laws:
     """Return the laws that explain a ladder.
 
-    Raise BadInput if the loss does not decrease both with size and with tokens.
+    Raise BadInput unless the loss decreases with size and also with tokens.
     """
     bounds = [(math.log(EXPONENT) - REACH * EXPONENT_SPREAD, math.log(EXPONENT) + REACH * EXPONENT_SPREAD)] * 2
     for _ in range(REFINEMENTS):
@@ -92,8 +92,8 @@ def explaining_laws(observed: Observations) -> Laws:
         columns, weight = _draw(observed, exponents)
         if not weight.any():
             raise BadInput(
-                "ladder: the loss does not fall both with size and with tokens, so no law explains it; look at the "
-                "curves, lower the learning rates, or choose sizes and horizons that are farther apart"
+                "ladder: the loss must fall with size and also with tokens, but it does not, so no law explains it; "
+                "look at the curves, lower the learning rates, or choose sizes and horizons that are farther apart"
             )
         shares = weight.reshape(len(SHARED), GRID, GRID, DRAWS).sum((0, 3))
         narrowed = [_narrowed(axis, shares.sum(1 - index)) for index, axis in enumerate(axes)]

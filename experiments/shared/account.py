@@ -49,7 +49,7 @@ class Account(Spending):
     """The account of this call and all earlier calls. Only the call that locked the experiment opens the account."""
 
     def __init__(self, directory: Path, options: PoolOptions):
-        """Add up the earlier calls. Raise BadInput if the account or its last line cannot be read."""
+        """Add up what earlier calls have spent. Raise BadInput if the account or its last line cannot be read."""
         lines = _read_lines(directory / ACCOUNT)
         self._directory, self._budget, age = directory, options.budget, job_seconds()
         last = lines[-1] if lines else AccountLine(time=0, spent=Spent(), price_per_hour=None, ended=True)

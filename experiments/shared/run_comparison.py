@@ -39,7 +39,7 @@ class RecordedRun:
     measure: Mapping[str, Any]  # the keys are MEASURE_KEYS, "validation tokens" and "tokenizer"
     token_files: Mapping[str, str]  # hash or plan of each stream, by the folder and split from which it was read
     train_tokens: int | None  # tokens that the complete run reads
-    conditions: Mapping[str, Any]  # what else, besides the settings, the loss depends on
+    conditions: Mapping[str, Any]  # numerics and git commit, on which the loss also depends
 
     @classmethod
     def read(cls, directory: Path) -> "RecordedRun":

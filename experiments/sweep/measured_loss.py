@@ -38,7 +38,7 @@ from training.parallel.process_group import Ranks
 from training.telemetry.metrics_log import EVALUATIONS, GIVEN_TOKENIZER
 
 MEASURED = "measured"  # folder next to the runs; it has the measured texts, encoded with the tokenizer of each run
-# Length of the sequences of measured text that are looked up in the training tokens: 13 GPT-2 tokens of English
+# The measured text is looked up in the training tokens in sequences of this length: 13 GPT-2 tokens of English
 SEQUENCE_BYTES = 56
 # The training tokens may contain at most this share of the measured text. Common phrases occur in any similar text.
 MOST_SEEN = 0.02
@@ -118,17 +118,17 @@ def measure_run(
 ) -> list[float] | None:
     """Return the losses of a run's last checkpoint on all ranges.
 
-    If losses were measured on the same weights before, they are read from evaluations.jsonl; otherwise they are
-    measured on `device`. Older versions stored losses without a hash of the weights; unless `device` is None, such
-    losses are measured again. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or
-    the checkpoint is invalid.
+    Losses that were measured on the same weights before are read from evaluations.jsonl. All other losses are measured
+    on `device`. Older versions stored losses without a hash of the weights. Such losses are measured again, unless
+    `device` is None. Return None if a loss is missing and `device` is None. Raise BadInput if a stored loss or the
+    checkpoint is invalid.
     """
     title, trained, losses = f"{run.resolve().name} {name_of(steps)}", None, []
     weights = identity_on_disk(run, title)
     for span in measure.ranges if measure.same_ids else _encoded_ranges(measure, run, train):
         identity = span.identity()
-        # Skip results measured with --tokenizer: in them, a token id may stand for other text than in the training
-        # tokens.
+        # Skip results measured with --tokenizer: in them, a token id may stand for a different text than in
+        # the training tokens.
         loss_results = [line for line in results_of(run, title, "loss") if GIVEN_TOKENIZER not in line]
         stored = [line for line in loss_results if line.get("range") == identity]
         matching = [line for line in stored if weights is None or weights.is_same(WeightsIdentity.of(line))]

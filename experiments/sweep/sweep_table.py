@@ -250,7 +250,7 @@ def _verdict(difference: Interval, noise: SeedNoise, *, selected: bool) -> Sweep
     """Return a variant's verdict.
 
     If a rule has `selected` the variant by these losses, the variant's mean looks too good. The verdict then states
-    only a bound of the gain.
+    only a lower bound of the gain.
     """
     if noise.pooled == noise.pairwise == 0:
         reason = "no verdict: the loss is the same for all seeds; the difference is"

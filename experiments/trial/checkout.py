@@ -38,7 +38,7 @@ class Snapshots:
         self._environment = dict(os.environ)
 
     def __enter__(self) -> "Snapshots":
-        """Create the temporary folder of objects. Raise BadInput if this is not a git repository."""
+        """Create a temporary folder for git objects. Raise BadInput if this is not a git repository."""
         repository_objects = ROOT / _git("rev-parse", "--git-path", "objects").decode().strip()
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-trial-")
         objects = Path(self._folder.name) / "objects"

@@ -167,7 +167,7 @@ def seeds_of(name: str) -> range:
 
 
 def _scaled(deviations: float) -> float:
-    """Convert standard deviations of one run over seeds into standard deviations of a pair's difference."""
+    """Convert from standard deviations of a run's loss over seeds to standard deviations of a pair's difference."""
     return deviations / math.sqrt(2)
 
 

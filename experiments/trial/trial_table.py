@@ -55,7 +55,7 @@ class TrialTable:
             columns = ("", *SIDES, "candidate against base")
             lines += [tabulate(self._rows(), columns, form, colalign=ALIGNED, disable_numparse=True), ""]
             lines.append(f"{self.rule.describe(self.number)}; {counted(len(self.pairs), 'pair')} trained.")
-            error = f"an error of {2 * self.rule.level:.2g} for all looks together"
+            error = f"an error probability of {2 * self.rule.level:.2g} for all looks together"
             lines.append(
                 f"The interval of the loss has {error}; the other intervals have a confidence of {CONFIDENCE:.0%}."
             )
@@ -106,7 +106,7 @@ class TrialTable:
         ]
 
     def _intervals(self) -> dict[str, Interval | None]:
-        """Return intervals: of the loss difference, and of the ratios of time and memory, which are geometric means."""
+        """Return the intervals of the loss difference and of the time and memory ratios. Ratios are geometric means."""
         intervals: dict[str, Interval | None] = {ROWS[0][1]: self.judgment.difference}
         for _, key, number, *_ in ROWS[1:]:
             intervals[key] = None

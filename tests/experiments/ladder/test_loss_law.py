@@ -61,7 +61,7 @@ def test_short_runs_are_not_mistaken_for_long_runs() -> None:
 
 
 def test_points_without_a_law_are_an_error() -> None:
-    with pytest.raises(BadInput, match=r"^ladder: the loss does not fall both with size and with tokens"):
+    with pytest.raises(BadInput, match=r"^ladder: the loss must fall with size and also with tokens, but it does not"):
         fit_law([attrs.evolve(point, loss=9 - point.loss) for point in points()])
 
 
