@@ -150,7 +150,7 @@ def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:
 def _reads_once_in_order(record: RunRecord, number: int) -> bool:
     """Return whether a run reads a dataset in order and at most once.
 
-    If it does, its windows do not depend on the tokens after the part that it reads.
+    The windows of such a run do not depend on the tokens after the part that the run reads.
     """
     sources = record.sources or []
     epochs = sources[number]["epochs"] if number < len(sources) else None

@@ -170,7 +170,7 @@ class BeatExchange:
                 self._beats.departures.add(cast(Departure, line))
 
     def read(self, ranks: Iterable[int]) -> tuple[dict[int, Beat], list[str]]:
-        """Return the last beats of these ranks, and the lines of the news. Ranks without a beat are left out."""
+        """Return the last beat of each of these ranks that has one, and the lines of the news."""
         readable = list(ranks)
         new = [rank for rank in readable if rank not in self._beats.last]
         if new and not self._store.check([str(rank) for rank in new]):

@@ -109,7 +109,7 @@ class Heartbeat:
         """Announce that this rank was asked to stop. If another rank has failed or died, return why the job ends.
 
         A rank that is about to end calls this, because torchrun also asks ranks to stop after one of them has died.
-        Waits until every other rank has published its next beat or its last one, but for at most 3 beats.
+        Waits until every other rank has published its next beat or its last one. The wait lasts at most 3 beats.
         """
         if self._thread is None:
             return None

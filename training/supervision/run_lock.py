@@ -76,8 +76,8 @@ class RunLock:
         if self.file is None:
             return
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
-        # If this fails because the disk is full, a restarted group applies --resume again. Nothing is lost then, as the
-        # option only moves checkpoints to the archive.
+        # If this fails because the disk is full, a restarted group applies --resume again. That loses nothing, because
+        # the option only moves checkpoints to the archive.
         with suppress(OSError):
             self.file.truncate(0)
             self.file.write(json.dumps(holder._asdict()))
