@@ -44,7 +44,7 @@ class Line:
     y: np.ndarray  # NaN: a gap
     color: int  # index in PALETTE
     weight: str = ""  # CSS class: "raw" is thin, "bold" is thick
-    dotted: bool = False  # mark the points with dots and join them with dashes, if there are few
+    dotted: bool = False  # if there are few points, mark them with dots and join them with dashes
     filled: bool = False  # fill the area between the line and 0; only in a PNG
 
 

@@ -36,7 +36,7 @@ from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
-# A lease expires if it is not renewed for this time, which is enough for one request and its retries.
+# A lease expires if it is not renewed for this long. The time is enough for one request and its retries.
 EXPIRY_SECONDS = 90.0
 LEASE_POLL_SECONDS = 5.0
 

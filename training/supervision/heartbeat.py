@@ -144,7 +144,7 @@ class Heartbeat:
                 self._ending.wait(BEAT_SECONDS)
             if self._departure == "cut off":
                 with advisory("places of the ranks", dist.DistError):
-                    self._publish(None)  # this beat has the line of the error, which is printed below
+                    self._publish(None)  # this beat has the line of code that failed; `_print_places` prints it
                     if self._exchange.is_first("told"):
                         self._exchange.poll(all_ranks=True)
                         self._print_places(f"a collective failed on rank {self.ranks.rank}")
@@ -156,7 +156,7 @@ class Heartbeat:
         except dist.DistError:  # the store has ended; a store that only hangs makes its callers wait instead
             if self._ending.is_set():
                 return
-            self._ending.set()  # so that `_watch_store` does not end this process while it saves a checkpoint
+            self._ending.set()  # so that `_watch_store` lets this process finish the save of a checkpoint
             if self.beats.departed("failed", "cut off"):
                 time.sleep(self._patience * BEAT_SECONDS)  # time for this rank to end, unless it is stuck
                 os._exit(EXIT_ERROR)

@@ -49,7 +49,7 @@ class TrainingProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_stop_with_parent(),  # noqa: PLW1509  # needs no lock that other threads may hold
+                preexec_fn=_stop_with_parent(),  # noqa: PLW1509  # it needs no lock that other threads may hold
             )
         self._directory = directory
 

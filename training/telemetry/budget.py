@@ -19,7 +19,7 @@ SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
 MOST_HOURS = 1e6
 HOURS, USD = number(0, MOST_HOURS, above=True, example="3.5"), number(0, 1e9, above=True, example="14.32")
 LIMITS = EarlyEnd.MAX_HOURS, EarlyEnd.MAX_USD  # the options that stop a run
-STEPS_AHEAD = 2  # steps that must still fit, because the host runs slightly ahead of a GPU
+STEPS_AHEAD = 2  # steps that must still fit into the budget, because the host runs slightly ahead of a GPU
 
 
 @Parameter(name="*")

@@ -30,7 +30,7 @@ EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of e
 
 
 class Metric:
-    """Keys of measured values; the table of lines in docs/run-directory.md has their meanings."""
+    """Keys of measured values. The table of lines in docs/run-directory.md explains them."""
 
     TRAIN_LOSS = "train_loss"  # nats per token of the global batch, before the update
     VALIDATION_LOSS = "validation_loss"  # on the first dataset
