@@ -143,7 +143,7 @@ class Uploader:
         self._outcomes.put(UploadOutcome(checkpoint.name, problem, time.perf_counter() - began))
 
     def _upload(self, lease: "BucketLease", checkpoint: Path, opened: threading.Event) -> None:
-        """Upload a checkpoint. `opened` is set once its files are open: from then on they may be deleted."""
+        """Upload a checkpoint. Set `opened` once all its files are open; from then on, the files may be deleted."""
         name = checkpoint.name
         with ExitStack() as files:
             tensors = {file: files.enter_context((checkpoint / file).open("rb")) for file in TENSOR_FILES}

@@ -56,7 +56,7 @@ class Beats:
         self._timed: list[StepSeconds] = []  # totals of all ranks when `rank_seconds` last returned numbers
 
     def observe(self, rank: int, beat: Beat) -> None:
-        """Record the beat that a poll has read, which may be new or the same as before.
+        """Record the beat that a poll has read. It may be a new beat, or the same one as at the last poll.
 
         A new beat resets the count of silent polls, even after a pause in polling.
         """

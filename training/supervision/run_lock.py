@@ -168,7 +168,7 @@ def read_exit(run_directory: Path) -> JobExit | None:
 
 
 def final_exit(run_directory: Path) -> JobExit | None:
-    """Return how the last job ended, if it stopped or diverged and no restart may continue it; otherwise None."""
+    """Return how the last job ended if it stopped or diverged, and a restart must not continue it; otherwise None."""
     job_exit = read_exit(run_directory)
     return job_exit if job_exit and job_exit.final and job_exit.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 

@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import EarlyEnd
 from training.telemetry.time_ledger import Spending, TimeLedger
 
-END_SECONDS = 4.0  # for the last chart, and for the processes and torchrun to end
+END_SECONDS = 4.0  # time to draw the last chart, and to end the processes and torchrun
 WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
 MOST_HOURS = 1e6
