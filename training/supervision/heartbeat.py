@@ -215,7 +215,7 @@ class Heartbeat:
         self._exchange.publish(beat)
 
     def _end_because_lost(self, lost_beats: dict[int, Beat]) -> NoReturn:
-        """End this process, and the frozen processes of this node, for which torchrun would wait."""
+        """End this process. Also end the frozen processes of this node, because torchrun would wait for them."""
         frozen = [beat for beat in lost_beats.values() if beat.departure is None]
         try:
             time.sleep(SPEAKER_SECONDS)

@@ -193,7 +193,7 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if event_of(record) == RunEvent.START:
             step = record["step"]
             drift = records.pop() if records and _is_drift(records[-1], step) else None
-            # Leave out the events that earlier jobs wrote when they began, if they are at the step where this job starts.
+            # Leave out the BEGINNING events of earlier jobs at the step where this job starts.
             records = [
                 earlier for earlier in records if earlier.get("step", 0) < step + (event_of(earlier) not in BEGINNING)
             ]
