@@ -161,7 +161,7 @@ def torchrun_process() -> int | None:
 
 
 class Failure(NamedTuple):
-    """Why a rank ended: this one, or another rank of this machine that reported its end to torchrun."""
+    """Why a rank ended. It is this rank, or another rank of this machine that reported its end to torchrun."""
 
     status: int
     reason: Reason

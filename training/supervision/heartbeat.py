@@ -60,8 +60,8 @@ class Heartbeat:
         self.ranks = ranks
         self.beats = Beats(ranks.world_size)
         self._lost, self._stopped, self._orphaned = lost, stopped, orphaned
-        # Counted in polls. It is at most half the timeout of collectives. A lost rank is therefore reported before the
-        # timeout of a collective that waits for that rank.
+        # The patience, in polls, is at most half the timeout of collectives. A lost rank is therefore reported before
+        # a collective that waits for it times out.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
         self._count = 0  # beats of this rank so far
         self._stopped_polls = 0  # polls since another rank was asked to stop
