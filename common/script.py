@@ -129,8 +129,8 @@ def use_expandable_segments() -> None:
 def checked_status(status: int) -> int:
     """Return the exit status to use for a command that has returned `status`.
 
-    If the command's output is its only product, and output was lost, the status is never 0. The lost
-    output is also mentioned on stderr, unless the reader has closed the pipe.
+    If the command's output is its only product, and output was lost, the status is never 0. The lost output is also
+    mentioned on stderr, unless the reader has closed the pipe.
     """
     sys.stdout.flush()
     output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None
