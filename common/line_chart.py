@@ -344,7 +344,7 @@ def _draw(axes: Any, line: Line) -> None:
 
 
 def _joined(line: Line) -> tuple[bool, np.ndarray, np.ndarray]:
-    """Return whether a line is drawn with dots, and its points.
+    """Return whether a line is drawn with dots, and the x and y values of its points.
 
     For a line with dots, the points include a gap (NaN) between two points that are too far apart to be joined.
     """

@@ -71,7 +71,7 @@ class RunEvent:
 
 
 class Detail:
-    """Keys of event details that code reads; the table of lines in docs/run-directory.md has their meanings.
+    """Keys of event details that code reads. The table of lines in docs/run-directory.md explains them.
 
     Details that only people read, such as the seconds of a save, have no constant here.
     """
