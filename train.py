@@ -141,7 +141,7 @@ def report_error(supervision: Supervision, error: Exception) -> int:
 def run_without_training(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
     """Run the option that replaces training, such as --plan, and return its exit status.
 
-    Returns None if the command line has no such option, so that the run has to be trained. Raises BadInput.
+    Returns None if the command line has no such option. In that case, the run has to be trained. Raises BadInput.
     """
     for option, (module, function) in INSTEAD_OF_TRAINING.items():
         if getattr(command, option) not in (None, False):

@@ -251,6 +251,6 @@ def _is_uploaded(bucket: Bucket, checkpoint: Path) -> bool:
     if bucket_sha256 != read_state(checkpoint).state_sha256:
         raise BadInput(
             f"{bucket.url}/{checkpoint.name}: not the same checkpoint as {checkpoint}, because state_sha256 differs; "
-            'set "checkpoints" to another prefix, or move the checkpoints on the disk away'
+            'set "checkpoints" to another prefix, or move away the checkpoints that are on the disk'
         )
     return True
