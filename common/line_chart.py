@@ -73,7 +73,7 @@ class LineChart:
     def svg(self) -> str:
         """Return the chart as HTML.
 
-        A script can zoom with the help of the viewBox and the ranges of the axes, which are in `data-` attributes.
+        A script can zoom: the SVG has a viewBox, and `data-` attributes contain the ranges of the axes.
         """
         x = self._x_scale()
         y = self._y_scale()

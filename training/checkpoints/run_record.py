@@ -53,7 +53,7 @@ class WeightsOrigin:
 
 @attrs.frozen(kw_only=True)
 class SettingChange:
-    """A setting that a job changed when it resumed the run at a step."""
+    """A change of one setting, made by a job when it resumed the run at `step`."""
 
     step: int
     key: str  # a key of model.json or train.json, or "steps"

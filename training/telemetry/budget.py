@@ -88,7 +88,7 @@ class Budget:
 
 
 def expected_save_seconds(model: ModelConfig, optimizer_bytes: int) -> float:
-    """Return how many seconds a save to a slow disk takes: the estimate that is used until a save has been measured."""
+    """Return an estimate of a save's seconds on a slow disk. It is used until a save has been measured."""
     from model.counts import parameter_count  # imported here because it needs torch, which --help must not import
 
     return (WEIGHT_BYTES * parameter_count(model) + optimizer_bytes) / SLOW_DISK_BYTES_PER_SECOND

@@ -228,7 +228,7 @@ def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) 
 
 
 def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> Iterator[tuple[float, float | None]]:
-    """Yield, for each line, the run's seconds so far, and the price per hour since the previous line.
+    """For each line, yield the run's seconds so far, and the price per hour that applied since the previous line.
 
     For a job without a price, `otherwise` is used.
     """
