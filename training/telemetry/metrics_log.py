@@ -127,7 +127,7 @@ def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:
 
 
 class MetricsLog:
-    """Appends records. When `write` returns, the record is in the file; if writing fails, a line is printed."""
+    """Appends records to the file. If writing fails, prints a warning and keeps the records in memory."""
 
     def __init__(self, directory: Path):
         """Open the file. Raises BadInput if it cannot be opened or is not a regular file."""
