@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from training.command import TrainCommand
     from training.config.train_config import Run
 
-# The reason to record for each exit status if the job ended without an exception. EXIT_ERROR then means that
-# --preflight found a problem or that --replay found a difference.
+# The reason to record for each exit status of a job that ended without an exception. For such a job, EXIT_ERROR means
+# that --preflight found a problem or that --replay found a difference.
 REASON_OF_STATUS: dict[int, Reason] = {EXIT_DONE: "finished", EXIT_STOPPED: "stopped", EXIT_ERROR: "check-failed"}
 # Options of train.py that replace training. Each option has a function and the function's module, which is imported
 # only if the option is given. The function takes (run, command, initial weights) and returns an exit status, or None
@@ -141,7 +141,7 @@ def report_error(supervision: Supervision, error: Exception) -> int:
 def run_without_training(run: "Run", command: "TrainCommand", initial: "InitialWeights | None") -> int | None:
     """Run the option that replaces training, such as --plan, and return its exit status.
 
-    Returns None if the command line has no such option, so that the run has to be trained. Raises BadInput.
+    Returns None if the command line has no such option. In that case, the run has to be trained. Raises BadInput.
     """
     for option, (module, function) in INSTEAD_OF_TRAINING.items():
         if getattr(command, option) not in (None, False):

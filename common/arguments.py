@@ -78,7 +78,8 @@ def option(
         name: the option's name or names, if they are not derived from the field's name. The help shows the first one.
             A positional argument has its metavar as its name.
         required: whether it must be given; by default, this is true if the field has no default
-        check: a check of its value, or a function that converts its text to the value and may raise ValueError
+        check: a check of the option's value, or a function that converts the option's text to its value. The function
+            may raise ValueError.
     """
 
     def convert(_: Any, tokens: Sequence[Token]) -> Any:

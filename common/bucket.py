@@ -295,7 +295,7 @@ def _as_stored(entry: Mapping[str, Any]) -> StoredObject:
 
 
 def _tag(entry: Mapping[str, Any]) -> "UpdateVersion":
-    """Return the tags that identify an object's version. Tags that are None are omitted: obstore refuses them."""
+    """Return the tags that identify an object's version, without tags that are None, because obstore refuses them."""
     return {key: entry[key] for key in ("e_tag", "version") if entry[key] is not None}  # type: ignore[return-value]
 
 

@@ -133,8 +133,8 @@ def row_of(field: "attrs.Attribute[Any]") -> KeyRow:
 def set_one_form(config: Any, **null_values: Any) -> None:
     """Convert values that mean the same to a single form. `config` is changed in place, after its checks.
 
-    In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. `null_values` names, for some fields, the value that means
-    the same as null; a field with that value becomes null.
+    In a number field, 1 becomes 1.0 and -0.0 becomes 0.0. `null_values` maps the name of a field to the
+    value that means the same as null in this field. A field with that value becomes null.
     """
     for field in attrs.fields(type(config)):
         value = getattr(config, field.name)

@@ -158,7 +158,7 @@ def accepted(items: Iterable[Item], work: Callable[[Item], Value]) -> tuple[list
 def refusing(where: object, advice: str = "", kinds: tuple[type[BaseException], ...] = (ValueError,)) -> Iterator[None]:
     """If the block raises an error of one of the `kinds`, convert it to BadInput.
 
-    The message consists of `where`, which names the place, the text of the error, and `advice`.
+    The message consists of `where` (the place), the text of the error, and `advice`.
     """
     try:
         yield

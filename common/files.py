@@ -1,8 +1,8 @@
 """Atomic and durable writes of files and folders, file locks, file hashes, free disk space, and write errors.
 
-Locks use flock, because the system releases such a lock however the process ends. The package filelock, which torch
-installs, is not used: it accepts a pipe at the path, refuses a symbolic link, and does not distinguish a file system
-without locks from a file that cannot be opened.
+Locks use flock, because the system releases such a lock no matter how the process ends. The package filelock, which
+torch installs, is not used: it accepts a pipe at the path, refuses a symbolic link, and does not distinguish a file
+system without locks from a file that cannot be opened.
 """
 
 import errno

@@ -22,7 +22,7 @@ _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array
 
 
 def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = True) -> Any:
-    """Parse JSON whose top level must be a `kind`, which is dict or list; None accepts any value.
+    """Parse JSON. `kind` is the required type of the top level: dict, list, or None for any type.
 
     Raises ValueError for bytes that are not UTF-8, a value of another kind, a value nested deeper than DEPTH, and a key
     that occurs twice in an object. If `unique` is False, a repeated key is allowed, and its last value is used.

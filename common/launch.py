@@ -15,9 +15,9 @@ from common.json_files import parse_json
 from common.redaction import redacted
 from common.text import integer_range, quoted
 
-# Variables that contain the number of nodes of a job. Slurm sets the first one for a step, and the second one for the
-# complete job. SkyPilot sets the third one. The training operators of Kubernetes set the last one for torchrun; its
-# value may be a range, such as "1:4".
+# Variables that contain the number of nodes of a job. Slurm sets the first one for a job step (srun), and the second
+# one for the complete job. SkyPilot sets the third one. The training operators of Kubernetes set the last one for
+# torchrun; its value may be a range, such as "1:4".
 NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
 # Variables that contain the number of tasks that a launcher starts for one command. In this order, the launchers are
 # Slurm, Open MPI, MPICH and Intel MPI (PMI_SIZE for all nodes, MPI_LOCALNRANKS for this node), MVAPICH, Flux, and LSF's
@@ -161,7 +161,7 @@ def torchrun_process() -> int | None:
 
 
 class Failure(NamedTuple):
-    """Why a rank ended: this one, or another rank of this machine that reported its end to torchrun."""
+    """Why a rank ended. It is this rank, or another rank of this machine that reported its end to torchrun."""
 
     status: int
     reason: Reason

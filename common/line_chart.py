@@ -44,7 +44,7 @@ class Line:
     y: np.ndarray  # NaN: a gap
     color: int  # index in PALETTE
     weight: str = ""  # CSS class: "raw" is thin, "bold" is thick
-    dotted: bool = False  # mark the points with dots and join them with dashes, if there are few
+    dotted: bool = False  # if there are few points, mark them with dots and join them with dashes
     filled: bool = False  # fill the area between the line and 0; only in a PNG
 
 
@@ -73,7 +73,7 @@ class LineChart:
     def svg(self) -> str:
         """Return the chart as HTML.
 
-        A script can zoom with the help of the viewBox and the ranges of the axes, which are in `data-` attributes.
+        A script can zoom: the SVG has a viewBox, and `data-` attributes contain the ranges of the axes.
         """
         x = self._x_scale()
         y = self._y_scale()
@@ -344,7 +344,7 @@ def _draw(axes: Any, line: Line) -> None:
 
 
 def _joined(line: Line) -> tuple[bool, np.ndarray, np.ndarray]:
-    """Return whether a line is drawn with dots, and its points.
+    """Return whether a line is drawn with dots, and the x and y values of its points.
 
     For a line with dots, the points include a gap (NaN) between two points that are too far apart to be joined.
     """

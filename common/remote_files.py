@@ -21,7 +21,7 @@ from common.hub_client import hub_errors
 REMOTE = "://"
 HTTP = ("http://", "https://")
 HUB_FILES = "hf://"
-READ_AHEAD_BYTES = 1 << 22  # size of the read buffer; a unit of documents, about 16 MB, is much larger
+READ_AHEAD_BYTES = 1 << 22  # size of the read buffer; documents are read in much larger units of about 16 MB
 MOST_LINKS = 100_000  # maximum number of files and folders in the listing of a web server
 THREADS = 16  # number of simultaneous requests; their threads mostly wait
 

@@ -32,7 +32,7 @@ class Script:
         name: the name of the script in messages
         report: a function that prints the error that ends the script, and returns the exit status. For a bug, the
             function returns None, and the error is raised. The default is `report_error`.
-        has_ranks: whether all ranks of a job run the script, so that rank 0 prints the errors that all of them raise
+        has_ranks: whether all ranks of a job run the script. If so, rank 0 prints the errors that all of them raise.
     """
 
     def __init__(self, name: str, report: Callable[[Exception], int | None] | None = None, *, has_ranks: bool = False):
@@ -81,7 +81,7 @@ class Script:
         """Record a SIGINT and raise KeyboardInterrupt.
 
         Torch may convert KeyboardInterrupt to another error: while weights are read, any exception in a storage's
-        `__len__` becomes a ValueError about its shape.
+        `__len__` becomes a ValueError about the storage's shape.
         """
         self._interrupts.append(number)
         raise KeyboardInterrupt
@@ -129,8 +129,8 @@ def use_expandable_segments() -> None:
 def checked_status(status: int) -> int:
     """Return the exit status to use for a command that has returned `status`.
 
-    If the command's output is its only product, and output was lost, the status is never 0. The loss is then also
-    reported on stderr, unless the reader has closed the pipe.
+    If the command's output is its only product, and output was lost, the status is never 0. The lost output is also
+    mentioned on stderr, unless the reader has closed the pipe.
     """
     sys.stdout.flush()
     output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None

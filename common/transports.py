@@ -1,4 +1,4 @@
-"""Time limits for an httpx client, which stop transfers that are too slow.
+"""Time limits for an httpx client: a transfer that is too slow is stopped.
 
 httpx's own timeouts apply only to single reads, so a server that sends a few bytes at a time could keep a transfer
 running forever. Therefore the client's transports, including those for proxies, and their connections are wrapped: all
@@ -114,7 +114,7 @@ def _limited_backend(backend: Any, waiting: threading.local) -> Any:
             return data
 
         def write(self, buffer: bytes, timeout: float | None = None) -> None:
-            # Each part may take as long as the timeout, which the caller meant for the complete write.
+            # The caller meant the timeout for the complete write, but each part may take that long.
             for offset in range(0, len(buffer), WRITTEN_BYTES):
                 part = buffer[offset : offset + WRITTEN_BYTES]
                 self._timed("written", httpcore2.WriteTimeout, timeout, partial(self._stream.write, part))

@@ -17,7 +17,8 @@ if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi
 command -v torchrun > /dev/null || refuse "there is no torchrun; run 'make install', or activate its environment"
 export PET_NPROC_PER_NODE=${PET_NPROC_PER_NODE:-gpu}
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300} # seconds for saving after SIGTERM
-# Each rank of this node writes its outcome here unless it is killed, because torchrun's status is 1 for every failure.
+# Each rank of this node writes its outcome here, unless it is killed. torchrun's status is 1 for every failure, so it
+# does not show the outcome.
 LOCKSTEP_EXIT_RECORDS=$(mktemp -d) || exit 78
 export LOCKSTEP_EXIT_RECORDS
 

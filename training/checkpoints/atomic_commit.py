@@ -84,7 +84,7 @@ def publish(path: Path) -> None:
     """Give a hidden checkpoint its final name, replacing an older checkpoint of the same step.
 
     A step is saved twice if its validation was interrupted and is repeated later. If the new checkpoint cannot be
-    published, the older one gets its name back; after a kill, `recover` gives it the name.
+    published, the older one gets its name back. After a kill, `recover` does this.
     """
     partial = partial_of(path)
     publish_folder(partial, path, aside=partial.with_name(f"{partial.name}{REPLACED}"), rename=rename)

@@ -36,7 +36,7 @@ from training.parallel.process_group import Ranks, from_coordinator
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
-# A lease expires if it is not renewed for this time, which is enough for one request and its retries.
+# A lease expires if it is not renewed for this long. The time is enough for one request and its retries.
 EXPIRY_SECONDS = 90.0
 LEASE_POLL_SECONDS = 5.0
 
@@ -143,7 +143,7 @@ class Uploader:
         self._outcomes.put(UploadOutcome(checkpoint.name, problem, time.perf_counter() - began))
 
     def _upload(self, lease: "BucketLease", checkpoint: Path, opened: threading.Event) -> None:
-        """Upload a checkpoint. `opened` is set once its files are open: from then on they may be deleted."""
+        """Upload a checkpoint. Set `opened` once all its files are open; from then on, the files may be deleted."""
         name = checkpoint.name
         with ExitStack() as files:
             tensors = {file: files.enter_context((checkpoint / file).open("rb")) for file in TENSOR_FILES}
@@ -251,6 +251,6 @@ def _is_uploaded(bucket: Bucket, checkpoint: Path) -> bool:
     if bucket_sha256 != read_state(checkpoint).state_sha256:
         raise BadInput(
             f"{bucket.url}/{checkpoint.name}: not the same checkpoint as {checkpoint}, because state_sha256 differs; "
-            'set "checkpoints" to another prefix, or move the checkpoints on the disk away'
+            'set "checkpoints" to another prefix, or move away the checkpoints that are on the disk'
         )
     return True

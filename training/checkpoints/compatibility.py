@@ -150,7 +150,7 @@ def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:
 def _reads_once_in_order(record: RunRecord, number: int) -> bool:
     """Return whether a run reads a dataset in order and at most once.
 
-    If it does, its windows do not depend on the tokens after the part that it reads.
+    The windows of such a run do not depend on the tokens after the part that the run reads.
     """
     sources = record.sources or []
     epochs = sources[number]["epochs"] if number < len(sources) else None
@@ -159,7 +159,7 @@ def _reads_once_in_order(record: RunRecord, number: int) -> bool:
 
 def _token_difference(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Path) -> str | None:
     """Return how a stream differs from the stream that the checkpoint was made with; None if it is the same."""
-    if None in (old.tokens, new.tokens):  # the tokens were still being prepared, then or now
+    if None in (old.tokens, new.tokens):  # one of the two jobs started before all tokens were prepared
         if old.plan is not None and old.plan == new.plan:
             return None
         return f"{new.directory}: these {split} tokens were prepared differently from the tokens of {checkpoint}"

@@ -183,7 +183,7 @@ def point(link: Path, name: str | None) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a folder. If overlayfs cannot rename it, because it is part of a container's image, move its files.
+    """Rename a folder. overlayfs cannot rename a folder of a container's image; in that case, move the files instead.
 
     The manifest is copied last and deleted first, so that one of the two folders is a complete checkpoint even after a
     kill.

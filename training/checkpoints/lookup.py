@@ -89,7 +89,7 @@ def resolve(directory: Path, name: str) -> tuple[Path, str | None]:
 def linked_step(directory: Path, link: str) -> int | None:
     """Return the step of the checkpoint that `latest` or `best` means; None if this disk does not have it.
 
-    Raises BadInput if its state is damaged.
+    Raises BadInput if the state of that checkpoint is damaged.
     """
     checkpoint, _ = resolve(directory, link)
     return read_state(checkpoint).position.step if os.path.isfile(checkpoint / STATE) else None  # noqa: PTH113

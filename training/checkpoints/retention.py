@@ -45,8 +45,8 @@ def kept_steps(steps: Collection[int], newest: int, best: int | None, keep: int)
     """Return the steps whose checkpoints are kept.
 
     These are the best step, and the `keep` newest steps up to `newest`, the step that was just saved. Later steps are
-    kept as well: a bucket may have checkpoints that were damaged when the run resumed, and nothing in a bucket is
-    removed before it is superseded.
+    kept as well. A bucket has such steps if their checkpoints were damaged when the run resumed, and nothing in a
+    bucket is removed before it is superseded.
     """
     assert keep > 0, "keep_checkpoints in train.json is at least 1"
     recent = sorted(step for step in steps if step <= newest)[-keep:]

@@ -31,7 +31,7 @@ _STREAMS = ("train_stream", "validation_stream")
 
 @attrs.frozen(kw_only=True)
 class StreamRecord:
-    """Identity of a token stream: its length, and the sha256 of each file when the run read it."""
+    """Identity of a token stream: its length, and the sha256 that each file had when the run read it."""
 
     directory: str = ""
     tokens: int | None = attrs.field(validator=optional(integer(0)))  # None: the tokens are still being prepared
@@ -53,7 +53,7 @@ class WeightsOrigin:
 
 @attrs.frozen(kw_only=True)
 class SettingChange:
-    """A setting that a job changed when it resumed the run at a step."""
+    """A change of one setting, made by a job when it resumed the run at `step`."""
 
     step: int
     key: str  # a key of model.json or train.json, or "steps"

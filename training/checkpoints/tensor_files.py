@@ -131,7 +131,7 @@ class StateShard:
                 dist.send(part, self._writer, group=group)
 
     def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of the rows that other nodes send. Each item overwrites the last one."""
+        """Yield (offset in bytes, content) of the rows that other nodes send. Each item overwrites the previous one."""
         buffer = torch.empty(SENT_BYTES if self._received else 0, dtype=torch.uint8)
         for rank, sent in self._received.items():
             for offset_bytes, size_bytes in ((offset, size) for name, offset, size in sent if name == file):

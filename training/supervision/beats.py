@@ -56,7 +56,7 @@ class Beats:
         self._timed: list[StepSeconds] = []  # totals of all ranks when `rank_seconds` last returned numbers
 
     def observe(self, rank: int, beat: Beat) -> None:
-        """Record the beat that a poll has read, which may be new or the same as before.
+        """Record the beat that a poll has read. It may be a new beat, or the same one as at the last poll.
 
         A new beat resets the count of silent polls, even after a pause in polling.
         """
@@ -170,7 +170,7 @@ class BeatExchange:
                 self._beats.departures.add(cast(Departure, line))
 
     def read(self, ranks: Iterable[int]) -> tuple[dict[int, Beat], list[str]]:
-        """Return the last beats of these ranks, and the lines of the news. Ranks without a beat are left out."""
+        """Return the last beat of each of these ranks that has one, and the lines of the news."""
         readable = list(ranks)
         new = [rank for rank in readable if rank not in self._beats.last]
         if new and not self._store.check([str(rank) for rank in new]):

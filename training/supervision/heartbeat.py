@@ -60,8 +60,8 @@ class Heartbeat:
         self.ranks = ranks
         self.beats = Beats(ranks.world_size)
         self._lost, self._stopped, self._orphaned = lost, stopped, orphaned
-        # Counted in polls. It is at most half the timeout of collectives. A lost rank is therefore reported before the
-        # timeout of a collective that waits for that rank.
+        # The patience, in polls, is at most half the timeout of collectives. A lost rank is therefore reported before
+        # a collective that waits for it times out.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
         self._count = 0  # beats of this rank so far
         self._stopped_polls = 0  # polls since another rank was asked to stop
@@ -109,7 +109,7 @@ class Heartbeat:
         """Announce that this rank was asked to stop. If another rank has failed or died, return why the job ends.
 
         A rank that is about to end calls this, because torchrun also asks ranks to stop after one of them has died.
-        Waits until every other rank has published its next beat or its last one, but for at most 3 beats.
+        Waits until every other rank has published its next beat or its last one. The wait lasts at most 3 beats.
         """
         if self._thread is None:
             return None
@@ -144,7 +144,7 @@ class Heartbeat:
                 self._ending.wait(BEAT_SECONDS)
             if self._departure == "cut off":
                 with advisory("places of the ranks", dist.DistError):
-                    self._publish(None)  # this beat has the line of the error, which is printed below
+                    self._publish(None)  # this beat has the line of code that failed; `_print_places` prints it
                     if self._exchange.is_first("told"):
                         self._exchange.poll(all_ranks=True)
                         self._print_places(f"a collective failed on rank {self.ranks.rank}")
@@ -156,7 +156,7 @@ class Heartbeat:
         except dist.DistError:  # the store has ended; a store that only hangs makes its callers wait instead
             if self._ending.is_set():
                 return
-            self._ending.set()  # so that `_watch_store` does not end this process while it saves a checkpoint
+            self._ending.set()  # so that `_watch_store` lets this process finish the save of a checkpoint
             if self.beats.departed("failed", "cut off"):
                 time.sleep(self._patience * BEAT_SECONDS)  # time for this rank to end, unless it is stuck
                 os._exit(EXIT_ERROR)
@@ -215,7 +215,7 @@ class Heartbeat:
         self._exchange.publish(beat)
 
     def _end_because_lost(self, lost_beats: dict[int, Beat]) -> NoReturn:
-        """End this process, and the frozen processes of this node, for which torchrun would wait."""
+        """End this process. Also end the frozen processes of this node, because torchrun would wait for them."""
         frozen = [beat for beat in lost_beats.values() if beat.departure is None]
         try:
             time.sleep(SPEAKER_SECONDS)

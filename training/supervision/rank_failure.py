@@ -24,8 +24,8 @@ from common.output import is_rank_0
 from common.script import show_problems
 from training.supervision.supervision import Supervision
 
-# How long to wait until rank 0 has printed an error; rank 0 may be late after a slow start. torchrun ends all ranks
-# once one of them has failed.
+# How long the other ranks wait for rank 0 to print an error. Rank 0 may be late after a slow start. torchrun ends all
+# ranks once one of them has failed.
 RANK_0_SECONDS = 30.0
 STATUSES: dict[type[Exception], int] = {Diverged: EXIT_DIVERGED, UsageError: EXIT_USAGE}
 

@@ -76,8 +76,8 @@ class RunLock:
         if self.file is None:
             return
         holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
-        # If this fails because the disk is full, a restarted group applies --resume again. Nothing is lost then, as the
-        # option only moves checkpoints to the archive.
+        # If this fails because the disk is full, a restarted group applies --resume again. That loses nothing, because
+        # the option only moves checkpoints to the archive.
         with suppress(OSError):
             self.file.truncate(0)
             self.file.write(json.dumps(holder._asdict()))
@@ -168,7 +168,7 @@ def read_exit(run_directory: Path) -> JobExit | None:
 
 
 def final_exit(run_directory: Path) -> JobExit | None:
-    """Return how the last job ended, if it stopped or diverged and no restart may continue it; otherwise None."""
+    """Return how the last job ended if it stopped or diverged, and a restart must not continue it; otherwise None."""
     job_exit = read_exit(run_directory)
     return job_exit if job_exit and job_exit.final and job_exit.status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 

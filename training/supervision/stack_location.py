@@ -48,7 +48,7 @@ def _joined_thread(frame: FrameType) -> threading.Thread | None:
 
 
 def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
-    """Return the running function of torch.distributed, if any, and the line of our code that called it, as text.
+    """Return the torch.distributed function that is running, or None, and a text that names our innermost line.
 
     `walk` begins with the innermost frame.
     """

@@ -111,8 +111,8 @@ class Supervision:
         """On several nodes, end this node's torchrun if it would restart ranks that have all stopped or diverged.
 
         If torchrun itself has asked the ranks to stop, this method does not end it: either torchrun ends anyway, or a
-        node has joined and the ranks must continue. On other nodes, torchrun may not have been asked to stop, and would
-        then wait for the torchrun of this node.
+        node has joined and the ranks must continue. The torchrun of another node may not have been asked to stop. It
+        would then wait for the torchrun of this node.
         """
         torchrun = launch.torchrun_process()
         is_last_start = launch.restarts() >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
@@ -173,7 +173,7 @@ class Supervision:
         """
         if (failure := launch.failure_of_another()) is not None:
             self.exit_record.write(*failure)
-            # With status 0, torchrun's table of failures lists only the rank that has failed.
+            # This rank ends with status 0, so that torchrun's table of failures lists only the rank that has failed.
             os._exit(EXIT_DONE if launch.environment_nodes() == 1 else failure.status)
         reason = None
         with advisory("heartbeats of the other ranks"):

@@ -49,7 +49,7 @@ class TrainingProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_stop_with_parent(),  # noqa: PLW1509  # needs no lock that other threads may hold
+                preexec_fn=_stop_with_parent(),  # noqa: PLW1509  # it needs no lock that other threads may hold
             )
         self._directory = directory
 
@@ -108,9 +108,9 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _stop_with_parent() -> Callable[[], None] | None:
-    """Return a function to call in a new process. It makes the new process receive SIGTERM when this one is killed.
+    """Return a function to call in a new process. The new process then receives SIGTERM when this process is killed.
 
-    The new process then saves a checkpoint and ends.
+    On SIGTERM, the new process saves a checkpoint and ends.
     """
     if sys.platform != "linux":
         return None

@@ -13,13 +13,13 @@ from model.config import ModelConfig
 from training.telemetry.metrics_log import EarlyEnd
 from training.telemetry.time_ledger import Spending, TimeLedger
 
-END_SECONDS = 4.0  # for the last chart, and for the processes and torchrun to end
+END_SECONDS = 4.0  # time to draw the last chart, and to end the processes and torchrun
 WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
 MOST_HOURS = 1e6
 HOURS, USD = number(0, MOST_HOURS, above=True, example="3.5"), number(0, 1e9, above=True, example="14.32")
 LIMITS = EarlyEnd.MAX_HOURS, EarlyEnd.MAX_USD  # the options that stop a run
-STEPS_AHEAD = 2  # steps that must still fit, because the host runs slightly ahead of a GPU
+STEPS_AHEAD = 2  # steps that must still fit into the budget, because the host runs slightly ahead of a GPU
 
 
 @Parameter(name="*")
@@ -88,7 +88,7 @@ class Budget:
 
 
 def expected_save_seconds(model: ModelConfig, optimizer_bytes: int) -> float:
-    """Return how many seconds a save to a slow disk takes: the estimate that is used until a save has been measured."""
+    """Return an estimate of a save's seconds on a slow disk. It is used until a save has been measured."""
     from model.counts import parameter_count  # imported here because it needs torch, which --help must not import
 
     return (WEIGHT_BYTES * parameter_count(model) + optimizer_bytes) / SLOW_DISK_BYTES_PER_SECOND

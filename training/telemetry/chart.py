@@ -21,8 +21,8 @@ from training.telemetry.metrics_log import RunEvent, event_of, read_metrics
 CHART = "training-run-chart.png"
 LEAST_SECONDS = 10.0  # pause between two drawings
 FAILED_SECONDS = 600.0  # pause after a drawing that failed and printed its error
-# At the end of a run, the longest wait for the drawing in progress, and for the final one. A drawing that takes longer,
-# for example because it hangs on a dead disk, is abandoned.
+# At the end of a run, wait at most this long for the drawing in progress, and as long again for the final one. A
+# drawing that takes longer, for example because it hangs on a dead disk, is abandoned.
 LAST_SECONDS = 300.0
 ROOT = Path(__file__).parents[2]
 

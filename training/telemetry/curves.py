@@ -81,7 +81,7 @@ def run_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def curve_of(records: Sequence[Mapping[str, Any]], key: str) -> Curve:
-    """Return the curve of a key from records with a step. Records without a value may lack the key or have None."""
+    """Return the curve of a key from records with a step. If a record has no value, the key is missing or None."""
     values = [record.get(key) for record in records]  # None becomes NaN
     return Curve(np.array([record["step"] for record in records], np.float64), np.array(values, np.float64))
 

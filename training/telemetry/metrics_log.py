@@ -30,7 +30,7 @@ EXPERIMENTS = SWEEP, TRIAL, LADDER = "sweep", "trial", "ladder"  # commands of e
 
 
 class Metric:
-    """Keys of measured values; the table of lines in docs/run-directory.md has their meanings."""
+    """Keys of measured values. The table of lines in docs/run-directory.md explains them."""
 
     TRAIN_LOSS = "train_loss"  # nats per token of the global batch, before the update
     VALIDATION_LOSS = "validation_loss"  # on the first dataset
@@ -71,7 +71,7 @@ class RunEvent:
 
 
 class Detail:
-    """Keys of event details that code reads; the table of lines in docs/run-directory.md has their meanings.
+    """Keys of event details that code reads. The table of lines in docs/run-directory.md explains them.
 
     Details that only people read, such as the seconds of a save, have no constant here.
     """
@@ -127,7 +127,7 @@ def result_files(directory: Path, experiment: str) -> tuple[Path, Path]:
 
 
 class MetricsLog:
-    """Appends records. When `write` returns, the record is in the file; if writing fails, a line is printed."""
+    """Appends records to the file. If writing fails, prints a warning and keeps the records in memory."""
 
     def __init__(self, directory: Path):
         """Open the file. Raises BadInput if it cannot be opened or is not a regular file."""
@@ -193,7 +193,7 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if event_of(record) == RunEvent.START:
             step = record["step"]
             drift = records.pop() if records and _is_drift(records[-1], step) else None
-            # At the step where this job starts, the events that earlier jobs wrote when they began are left out.
+            # Leave out the BEGINNING events of earlier jobs at the step where this job starts.
             records = [
                 earlier for earlier in records if earlier.get("step", 0) < step + (event_of(earlier) not in BEGINNING)
             ]
@@ -228,7 +228,7 @@ def last_price(lines: Sequence[dict[str, Any]], otherwise: float | None = None) 
 
 
 def priced_seconds(lines: Sequence[dict[str, Any]], otherwise: float | None) -> Iterator[tuple[float, float | None]]:
-    """Yield, for each line, the run's seconds so far, and the price per hour since the previous line.
+    """For each line, yield the run's seconds so far, and the price per hour that applied since the previous line.
 
     For a job without a price, `otherwise` is used.
     """

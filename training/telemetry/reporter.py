@@ -128,7 +128,7 @@ class Reporter:
             {
                 Metric.TRAIN_LOSS: self.last_loss,
                 Metric.LEARNING_RATE: result.learning_rate,
-                # None means that fp16 gradients overflowed, so that the step was skipped.
+                # None means that fp16 gradients overflowed and the step was skipped.
                 Metric.GRAD_NORM: grad_norm if math.isfinite(grad_norm) else None,
                 **rates,
             },

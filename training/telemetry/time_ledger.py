@@ -30,7 +30,7 @@ class Spent:
 
     seconds: float = 0.0
     usd: float = 0.0  # each job is charged at its own price
-    unpriced_seconds: float = 0.0  # time of jobs without a price, which is not included in `usd`
+    unpriced_seconds: float = 0.0  # time of jobs without a price; `usd` does not include the cost of this time
 
     def plus(self, seconds: float, price_per_hour: float | None) -> "Spent":
         """Return the totals after adding some time and its cost."""
@@ -135,7 +135,10 @@ class TimeLedger(Spending):
         return self._seconds["training"] + running
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
-        """Return the expected seconds until the run ends, with validations and saves; None until two steps are done."""
+        """Return the expected seconds until the run ends, including validations and saves.
+
+        Returns None until two steps are done.
+        """
         if self.steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
