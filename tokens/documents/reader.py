@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOO_LONG = "more than {:,} bytes without a line end; wanted one record per line"
 SHOWN_FIELDS = 20  # fields shown in an error about a record without the text field
 HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # characters hashed to choose a split; each has at most four bytes
-WRONG_ENCODING = "wrong encoding"  # the kind of problem if a document is lost because it is not UTF-8
+WRONG_ENCODING = "wrong encoding"  # the kind of problem of a document that is lost because it is not UTF-8
 SEPARATES = f"it is read as ordinary text; if it separates documents, start over with --separator '{END_OF_TEXT}'"
 
 

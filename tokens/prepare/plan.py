@@ -129,7 +129,8 @@ class PrepareSettings:
         heads = list(heads)
         hashes = np.array([xxhash.xxh3_64_intdigest(head.encode(), self.split_seed) for head in heads], np.uint64)
         positions = hashes / 2.0**64  # in 0 .. 1
-        # Validation's share begins at 0 and test's share follows, so a larger test share takes nothing from validation.
+        # The validation share begins at 0, and the test share comes after it, so a larger test share leaves the
+        # validation split unchanged.
         held_out = np.where(positions < self.validation_fraction, 1, 2)
         is_text = np.array([head != "" for head in heads], bool)
         return np.where(is_text & (positions < self.validation_fraction + self.test_fraction), held_out, 0)
