@@ -185,7 +185,7 @@ class Reader:
         yield from self._record(record, where, line)
 
     def _load(self, text: str) -> Any:
-        """Return the JSON value of a line. Raises ValueError and RecursionError."""
+        """Return the JSON value of a line. Raises ValueError or RecursionError."""
         return parse(text)
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:

@@ -49,7 +49,7 @@ class FileEntry(Content):
 
 
 def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: str | None) -> None:
-    """Raise ValueError if a tokenizer's structure is not None, and its added tokens cannot be read."""
+    """Raise ValueError if a tokenizer has a structure, but the added tokens in it cannot be read."""
     if value is not None:
         try:
             added_tokens(value)

@@ -124,7 +124,7 @@ def write_tokenizer_files(
     """
     text = tokenizer_text(tokenizer)
     model = json.loads(text)["model"]
-    # GPT2Tokenizer and vocab.json support only GPT-2's pattern, and every token must be the result of merges.
+    # GPT2Tokenizer and vocab.json support only GPT-2's pattern, and only tokens that are the result of merges.
     is_like_gpt2 = tokenizer.pattern in (None, GPT2) and "ignore_merges" not in model
     settings: dict[str, Any] = {
         "tokenizer_class": "GPT2Tokenizer" if is_like_gpt2 else "PreTrainedTokenizerFast",
