@@ -71,7 +71,7 @@ class Extent:
 
 
 class Problems:
-    """Numbers and examples of problems: input that was left out or changed."""
+    """Counts and examples of problems. A problem is input that was left out or changed."""
 
     def __init__(self) -> None:
         self.lost_documents = 0

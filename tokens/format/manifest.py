@@ -69,7 +69,7 @@ class TokenizerRecord:
     ranks_sha256: str | None = None  # None in older manifests
     characters: str | None = None  # characters of a character tokenizer, in the order of their ids
     pattern: str | None = None  # regular expression that splits text before byte pairs; None for GPT-2's ranks
-    # The normalizer, pre_tokenizer and added_tokens of tokenizer.json as JSON, if no pattern says how to split a text
+    # JSON with the normalizer, pre_tokenizer and added_tokens of tokenizer.json, if a pattern cannot describe them
     structure: str | None = attrs.field(default=None, validator=_check_structure)
     special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: only the end of text
     template: str | None = None  # Jinja template of conversations; None for plain text
