@@ -26,7 +26,7 @@ class Stage:
 
 
 class Mixture:
-    """The source of every sample, and the position of the sample among the samples of its source."""
+    """The source of every sample, and the sample's position among all samples of that source."""
 
     def __init__(self, stages: Sequence[Stage]):
         assert stages[0].first == 0, stages[0].first

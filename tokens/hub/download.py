@@ -109,7 +109,7 @@ class _Source:
         self.snapshot(patterns, dry_run=False)
 
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
-        """Download the files whose names match a pattern, or with `dry_run` only return their DryRunFileInfo."""
+        """Download the files whose names match a pattern. With `dry_run`, only return their DryRunFileInfo."""
         problem = f"cannot be downloaded into {self.directory}"
         advice = ", or name a directory with files that you have"
         options = {"revision": self.commit, "local_dir": self.directory, "dry_run": dry_run}

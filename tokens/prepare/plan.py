@@ -36,7 +36,7 @@ LARGEST_PLAN_BYTES = 1 << 40  # limit for a plan file, which is large because it
 HASH, TAIL = "hash", "tail"
 WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # conversations in these files cannot be divided into several units
 GROWING_WORD = np.dtype("<u4")  # a token of packed conversations in a growing file: its id and its weight
-COUNTED = 31  # number of the bit of a word that holds the token's weight
+COUNTED = 31  # this bit of a word holds the token's weight
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are also fields of PrepareSettings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")

@@ -73,7 +73,7 @@ def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[
 
 
 def _runs(places: np.ndarray, starts: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Join pairs in which both numbers increase by one, and return the place, start and length of each run."""
+    """Join pairs into runs in which place and start increase by one. Return each run's place, start and length."""
     order = np.lexsort((places, places - starts))
     places, starts = places[order], starts[order]
     begins = np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(starts, prepend=-2) != 1))

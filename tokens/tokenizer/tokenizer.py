@@ -53,7 +53,7 @@ class Encoder(Protocol):
 
 @attrs.frozen
 class ByteCoder:
-    """UTF-8 bytes as ids 0 .. 255."""
+    """Encodes a text as its UTF-8 bytes, with the ids 0 .. 255."""
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
@@ -67,7 +67,7 @@ class ByteCoder:
 
 @attrs.frozen
 class CharacterCoder:
-    """The characters of a text as ids 0, 1, 2, ..."""
+    """Encodes each character of a text as one of the ids 0, 1, 2, ..."""
 
     characters: str  # in the order of their ids
 

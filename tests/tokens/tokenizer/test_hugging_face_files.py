@@ -176,7 +176,7 @@ class Published:
     surrounding: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> tokenizers.Tokenizer:
-        """Write both files, and return the library's own tokenizer, which treats special tokens as ordinary text."""
+        """Write the two files. Return the library's own tokenizer, which treats special tokens as ordinary text."""
         steps = {"type": "Sequence", "pretokenizers": [*map(split, self.splits), LEVEL]}
         ranks = {word: self.first + number for number, word in enumerate(WORDS)}
         values = library_values(ranks, self.added, steps, self.normalizer)
