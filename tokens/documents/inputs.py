@@ -100,7 +100,7 @@ class Problems:
         self._counts[kind] += times
 
     def summary(self) -> dict[str, Any]:
-        """Return the problem fields of a `Result` (tokens/prepare/encode_unit.py).
+        """Return the fields of a `Result` (tokens/prepare/encode_unit.py) that describe problems.
 
         Kinds of problems that lost input come first.
         """
