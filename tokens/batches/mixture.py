@@ -54,7 +54,7 @@ class Mixture:
 
 
 class _Table:
-    """One period of the sequence of sources in a stage."""
+    """The sources of a stage's samples. They repeat after `sum(shares)` samples, and this is one period."""
 
     def __init__(self, shares: tuple[int, ...]):
         self._shares = np.array(shares)

@@ -21,7 +21,7 @@ from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, rea
 from tokens.format.manifest import has_split, split_of
 
 RECEIPT = "download.json"  # written last, so a download without it is incomplete
-INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket; its local files may be replaced
+INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket, so its files can be replaced
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # files of our format
 ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
 TOKENS = (".safetensors", *SUFFIXES)  # endings of the names of token files

@@ -16,7 +16,7 @@ PAIRS_AT_ONCE = 1 << 22  # maximum number of (place in the streams, place in the
 
 @attrs.frozen
 class VerbatimRun:
-    """A run of a text's tokens that occurs in the streams. No longer run that contains it occurs there."""
+    """A run of a text's tokens that occurs in the streams, and that is not part of a longer such run."""
 
     start: int  # position of the first token in the text
     length: int  # tokens
