@@ -82,8 +82,8 @@ class Selection:
 def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = lambda name: False) -> Selection:
     """Decide which files of the folder `where` are documents. `names` are their paths in this folder.
 
-    `is_card` says whether the content of a README describes a dataset of the hub. Raises BadInput if the files are
-    several splits of a dataset.
+    `is_card` says whether the content of a README describes a dataset of the hub. Raises BadInput if the files belong
+    to several splits of a dataset.
     """
     selection, visible = Selection(), list[str]()
     for name in names:

@@ -93,7 +93,7 @@ class RayCluster(Executor):
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             # Ray's workers use the sys.path of this process.
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: it has another Ray or Python
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError if Ray or Python versions differ
             raise BadInput(
                 f"--ray-address {address}: no cluster answers there: {error}; start one with ray start"
             ) from error
