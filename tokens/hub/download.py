@@ -52,7 +52,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
     source = _Source(dataset, directory, commit if isinstance(commit, str) else None)
     listed = source.snapshot(ALL_PATTERNS, dry_run=True)
     if listed:
-        source = attrs.evolve(source, commit=listed[0].commit_hash)  # files fetched later must be of the same commit
+        source = attrs.evolve(source, commit=listed[0].commit_hash)  # later fetches must read the same commit
     sizes = {file.filename: file.file_size or 0 for file in listed}
     if any(map(split_of, sizes)):
         patterns = PATTERNS

@@ -134,7 +134,7 @@ def write_tokenizer_files(
         **dict.fromkeys(["bos_token", "eos_token", "unk_token"], tokenizer.end_of_text),
     }
     files = {}
-    if template is not None:  # the template is written twice, because some loaders look in one place, some in the other
+    if template is not None:  # the template goes to two files: some loaders read one, and some read the other
         settings |= {**template.variables, "chat_template": template.text}
         files[CHAT_TEMPLATE] = template.text
     files |= {TOKENIZER: text, SETTINGS: json.dumps(settings, indent=2) + "\n"}

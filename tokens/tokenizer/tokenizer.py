@@ -238,7 +238,7 @@ class Tokenizer:
         return np.concatenate(parts).astype(token_dtype(self.vocabulary_size), copy=False), lengths
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids with special tokens spelled out. Invalid UTF-8 and unknown ids become U+FFFD."""
+        """Return the text of ids. Special tokens are spelled out. Invalid UTF-8 and unknown ids become U+FFFD."""
         return b"".join(map(self.spell, ids)).decode("utf-8", errors="replace")
 
     def spell(self, token: int) -> bytes:
