@@ -58,7 +58,7 @@ class TokenSource:
     max_epochs: int = 1  # limit for a growing stream
 
     def first_tokens(self, order_positions: np.ndarray, context_length: int) -> np.ndarray:
-        """Return the index (int64) of the first token of the window at each position in the order."""
+        """For each position in the order, return the index (int64) of the first token of its window."""
         return self.start_token + self._order(context_length).windows(order_positions) * context_length
 
     def ready(self, order_position: int, context_length: int) -> bool:

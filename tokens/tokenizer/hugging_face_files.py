@@ -332,7 +332,7 @@ def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) ->
     if -1 in merged_ids or merged_ids != sorted(merged_ids) or not required_pairs <= {*pairs}:
         raise _unsupported(path, "model: merges: got different merges than the ids require, or in a different order")
     if unreached and not model.get("ignore_merges"):
-        raise _unsupported(path, f"model: ignore_merges: got false, but no merges form {unreached[0]!r}")
+        raise _unsupported(path, f"model: ignore_merges: got false, but merges cannot form {unreached[0]!r}")
 
 
 def _end_of_text(path: Path, special: dict[str, int]) -> str:
