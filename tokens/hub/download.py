@@ -78,7 +78,7 @@ def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
 
 
 def tokens_downloaded(directory: Path) -> int | None:
-    """Return the number of train tokens in a directory that has only the first shards of a dataset, otherwise None."""
+    """If a directory has only the first train shards of a dataset, return the number of their tokens, else None."""
     tokens = _read_receipt(directory).get("train_tokens")
     return tokens if integer(0).holds(tokens) else None
 
