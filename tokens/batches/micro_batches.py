@@ -27,7 +27,7 @@ ENDLESS = 1 << 62  # stands for the number of windows of a stream whose length i
 
 @attrs.frozen
 class MicroBatch:
-    """Network inputs and next-token targets. If the targets do not all count the same, each also has a weight."""
+    """Network inputs and next-token targets. If the targets do not all count the same, each target has a weight."""
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64

@@ -1,4 +1,4 @@
-"""Progress bar of a preparation, and the final report of the tokens written and the text left out."""
+"""Progress bar of a preparation, and the final report: which tokens were written, and how much text was left out."""
 
 import functools
 import itertools

@@ -20,7 +20,7 @@ class VerbatimRun:
 
     start: int  # position of the first token in the text
     length: int  # tokens
-    place: int  # position of the first copy's first token in the concatenation of all streams
+    place: int  # where the first copy begins in the concatenation of all streams
     copies: int
 
 
