@@ -62,7 +62,7 @@ class Input:
 class Extent:
     """The part of an input from `begin` up to, but not including, `end`.
 
-    Both are positions in bytes or, for a Parquet file, numbers of row groups. A compressed file is never divided.
+    Both are positions in bytes or, for a Parquet file, indices of row groups. A compressed file is never divided.
     """
 
     input: int  # index of the input

@@ -164,8 +164,8 @@ def identity_of(fingerprint: str, structure: str | None) -> str:
 
     The fingerprint covers the ids of a few texts, and no added token occurs in these texts. An added token that is not
     special replaces its text wherever that text occurs, so two tokenizers can differ in such tokens and still have the
-    same fingerprint. If a tokenizer has no such tokens, its identity is its fingerprint. `structure` is a record's
-    `structure`.
+    same fingerprint. If a tokenizer has no such tokens, its identity is its fingerprint. `structure` is the field of
+    this name in a `TokenizerRecord`.
     """
     ordinary = ordinary_added_tokens(structure)
     return hashlib.sha256(json.dumps([fingerprint, ordinary]).encode()).hexdigest() if ordinary else fingerprint

@@ -51,7 +51,7 @@ class PrepareSettings:
     """Settings that, together with the inputs, determine every byte of the token files."""
 
     text_field: str
-    tokenizer: str  # as on the command line; for a character tokenizer, with all its characters
+    tokenizer: str  # name or file as on the command line; the name of a character tokenizer includes its characters
     fingerprint: str  # identifies the tokenizer's ids; see tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
