@@ -65,7 +65,7 @@ class Selection:
             kinds = (
                 f"{len(records):,} with records and {len(texts):,} with text ({list_briefly(map(full_name, texts))})"
             )
-            notices.append(note(f"{where}: contains files of both records and texts, and all are read: {kinds}"))
+            notices.append(note(f"{where}: contains files with records and files with text, and all are read: {kinds}"))
         splits = by_split(records)
         if splits.keys() == {TRAIN, None}:
             train_names, other_names = (list_briefly(map(full_name, splits[split])) for split in (TRAIN, None))
