@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # how often all workers may be restarted before another unit finishes
+RESTARTS = 5  # how many times all workers may be restarted before another unit finishes
 CONNECT_SECONDS = 10.0
 
 

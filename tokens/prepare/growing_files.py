@@ -24,7 +24,7 @@ from tokens.prepare.plan import COUNTED, GROWING_WORD, LARGEST_ID, PrepareSettin
 PARTIAL = ".partial-"
 UNITS, LOCK = ".units", ".lock"  # folder of computed units; file that the preparing process locks
 COPY_BYTES = 1 << 20
-WEIGHTED = "-weighted.safetensors"  # how the names of finished files end that are made from growing files
+WEIGHTED = "-weighted.safetensors"  # suffix of a file with weights that is made from a growing file
 
 
 @attrs.frozen
