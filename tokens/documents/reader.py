@@ -152,7 +152,10 @@ class Reader:
         yield from self._records(item, extent, lines, "line" if compressed else "byte")
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], unit: str) -> Iterator[Piece]:
-        """Yield the documents in lines. In messages, positions are numbers of bytes, lines or records: see `unit`."""
+        """Yield the documents in lines. If `unit` is "line", messages name positions such as "line 5".
+
+        `unit` may also be "byte" or "record".
+        """
         number, position, blank = 0, 0, True  # an error about damage uses the last number and position
         try:
             for number, (line, position, length) in enumerate(lines, start=1):
