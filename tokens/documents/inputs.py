@@ -102,7 +102,7 @@ class Problems:
     def summary(self) -> dict[str, Any]:
         """Return the fields of a `Result` (tokens/prepare/encode_unit.py) that describe problems.
 
-        Kinds of problems that lost input come first.
+        Kinds of problems that caused a loss come first.
         """
         kinds = sorted(self._counts, key=lambda kind: kind not in self._losses)
         losses = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}

@@ -166,7 +166,7 @@ class UnitPlan:
 
 
 def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
-    """Return whether all splits have tokens, and the held-out splits need none from the end of train.
+    """Return whether all splits have tokens, and the held-out splits need no tokens from the end of train.
 
     Once this is true, `train.py --follow` may read the train stream, so no tokens may be removed from that stream.
     """

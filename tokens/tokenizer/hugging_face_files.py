@@ -323,7 +323,7 @@ def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
-    """Raise BadInput unless the merges give the same ids as the ranks. Other merges are allowed: they never apply."""
+    """Raise BadInput unless the merges give the same ids as the ranks. Merges that never apply are allowed, too."""
     required_merges, unreached = merges(ranks)
     letters, words = printable_letters(), model["vocab"]
     pairs = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
