@@ -93,7 +93,7 @@ class StatsCommand:
     against: Annotated[
         tuple[Path, ...],
         option(
-            "JSON Lines file, or token directory with held-out splits; look for its texts in the train split",
+            "look in the train split for the texts of a JSON Lines file, or of a token directory's held-out splits",
             "FILE|DIR",
         ),
     ] = attrs.field(default=(), kw_only=True)
@@ -137,7 +137,7 @@ def _misspelled_command(words: Sequence[str]) -> str | None:
 
 
 def read_command_line(words: Sequence[str], key_rows: Callable[[], KeyRows] = dict) -> tuple[Command, Any]:
-    """Return the command that a command line calls, and the values of its options, like `read_command`.
+    """Like `read_command`, return the command that a command line calls, and the values of its options.
 
     The first word selects one of COMMANDS. If it is not the name of a command, the command line prepares tokens.
     """

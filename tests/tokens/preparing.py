@@ -1,4 +1,4 @@
-"""Preparations for tests: small sources, prepare_data.py in this process or as a command, and the files it writes."""
+"""Helpers that prepare tokens in tests: small sources, and runs of prepare_data.py in this process or as a command."""
 
 import hashlib
 import json

@@ -27,7 +27,7 @@ ENDLESS = 1 << 62  # stands for the number of windows of a stream whose length i
 
 @attrs.frozen
 class MicroBatch:
-    """Network inputs and next-token targets. If the targets do not all count the same, each also has a weight."""
+    """Network inputs and next-token targets. If the targets do not all count the same, each target has a weight."""
 
     inputs: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64
@@ -58,7 +58,7 @@ class TokenSource:
     max_epochs: int = 1  # limit for a growing stream
 
     def first_tokens(self, order_positions: np.ndarray, context_length: int) -> np.ndarray:
-        """Return the index (int64) of the first token of the window at each position in the order."""
+        """For each position in the order, return the index (int64) of the first token of its window."""
         return self.start_token + self._order(context_length).windows(order_positions) * context_length
 
     def ready(self, order_position: int, context_length: int) -> bool:

@@ -26,7 +26,7 @@ class Stage:
 
 
 class Mixture:
-    """The source of every sample, and the position of the sample among the samples of its source."""
+    """The source of every sample, and the sample's position among all samples of that source."""
 
     def __init__(self, stages: Sequence[Stage]):
         assert stages[0].first == 0, stages[0].first
@@ -54,7 +54,7 @@ class Mixture:
 
 
 class _Table:
-    """One period of the sequence of sources in a stage."""
+    """The sources of a stage's samples. They repeat after `sum(shares)` samples, and this is one period."""
 
     def __init__(self, shares: tuple[int, ...]):
         self._shares = np.array(shares)

@@ -18,8 +18,8 @@ CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # words in the libraries' e
 def decompressed_lines(stream: BinaryIO, *, zstandard: bool, longest: int) -> Iterator[Line]:
     """Yield the lines of a gzip or Zstandard file, as `read_line` returns them.
 
-    With each line comes a position in the compressed file that is before the end of the line. The length is 0, because
-    the line's compressed length is unknown. Raises Damaged if the file is damaged.
+    The position of a line is a place in the compressed file before the end of the line. The length is 0, because the
+    line's compressed length is unknown. Raises Damaged if the file is damaged.
     """
     from zstandard import ZstdError
 

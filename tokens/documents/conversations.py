@@ -22,7 +22,7 @@ LARGEST_ARRAY = 1 << 30  # bytes of a JSON array, which has to be read completel
 UNREAD = "with a field {} that is not read"  # a kind of problem that causes no loss
 # The first 30 unread fields are counted under their own names, and a message shows at most 40 characters of a name.
 NAMED_FIELDS, NAME_CHARACTERS = 30, 40
-# If a key occurs twice in an object, its name is stored in the object under REPEATED, a key that no file contains.
+# If a key occurs twice in an object, the key's name is stored in the object under REPEATED, which no file contains.
 REPEATED = "a key given twice\0"
 
 

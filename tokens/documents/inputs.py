@@ -62,7 +62,7 @@ class Input:
 class Extent:
     """The part of an input from `begin` up to, but not including, `end`.
 
-    Both are positions in bytes or, for a Parquet file, numbers of row groups. A compressed file is never divided.
+    Both are positions in bytes or, for a Parquet file, indices of row groups. A compressed file is never divided.
     """
 
     input: int  # index of the input
@@ -71,7 +71,7 @@ class Extent:
 
 
 class Problems:
-    """Numbers and examples of problems: input that was left out or changed."""
+    """Counts and examples of problems. A problem is input that was left out or changed."""
 
     def __init__(self) -> None:
         self.lost_documents = 0
@@ -100,9 +100,9 @@ class Problems:
         self._counts[kind] += times
 
     def summary(self) -> dict[str, Any]:
-        """Return the problem fields of a `Result` (tokens/prepare/encode_unit.py).
+        """Return the fields of a `Result` (tokens/prepare/encode_unit.py) that describe problems.
 
-        Kinds of problems that lost input come first.
+        Kinds of problems that caused a loss come first.
         """
         kinds = sorted(self._counts, key=lambda kind: kind not in self._losses)
         losses = {"lost_documents": self.lost_documents, "lost_bytes": self.lost_bytes}

@@ -14,7 +14,7 @@ from tokens.tokenizer.template import ASSISTANT, ROLES, SYSTEM, USER, Message
 
 OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": SYSTEM}
 SHARE_GPT_ROLES = OPENAI_ROLES | {"human": USER, "gpt": ASSISTANT}
-SHARE_GPT = ("from", "value")  # ShareGPT's names of role and content
+SHARE_GPT = ("from", "value")  # ShareGPT's names for role and content
 # Fields that say whether a message counts in the loss. Their values must agree with our rule: only answers count.
 LOSS_FIELDS = ("weight", "train", "training", "loss")
 # These fields describe a message. They change neither its text nor what is learned from it.

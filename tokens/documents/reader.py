@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOO_LONG = "more than {:,} bytes without a line end; wanted one record per line"
 SHOWN_FIELDS = 20  # fields shown in an error about a record without the text field
 HEAD_CHARACTERS = text_file.HEAD_BYTES // 4  # characters hashed to choose a split; each has at most four bytes
-WRONG_ENCODING = "wrong encoding"  # the kind of problem if a document is lost because it is not UTF-8
+WRONG_ENCODING = "wrong encoding"  # the kind of problem of a document that is lost because it is not UTF-8
 SEPARATES = f"it is read as ordinary text; if it separates documents, start over with --separator '{END_OF_TEXT}'"
 
 
@@ -152,7 +152,10 @@ class Reader:
         yield from self._records(item, extent, lines, "line" if compressed else "byte")
 
     def _records(self, item: Input, extent: Extent, lines: Iterator[text_file.Line], unit: str) -> Iterator[Piece]:
-        """Yield the documents of lines. Positions in messages are counted in `unit`: "byte", "line" or "record"."""
+        """Yield the documents in lines. If `unit` is "line", messages name positions such as "line 5".
+
+        `unit` may also be "byte" or "record".
+        """
         number, position, blank = 0, 0, True  # an error about damage uses the last number and position
         try:
             for number, (line, position, length) in enumerate(lines, start=1):
@@ -185,7 +188,7 @@ class Reader:
         yield from self._record(record, where, line)
 
     def _load(self, text: str) -> Any:
-        """Return the JSON value of a line. Raises ValueError and RecursionError."""
+        """Return the JSON value of a line. Raises ValueError or RecursionError."""
         return parse(text)
 
     def _record(self, record: Any, where: str, line: bytes) -> Iterator[Piece]:

@@ -65,7 +65,7 @@ class Selection:
             kinds = (
                 f"{len(records):,} with records and {len(texts):,} with text ({list_briefly(map(full_name, texts))})"
             )
-            notices.append(note(f"{where}: contains files of both records and texts, and all are read: {kinds}"))
+            notices.append(note(f"{where}: contains files with records and files with text, and all are read: {kinds}"))
         splits = by_split(records)
         if splits.keys() == {TRAIN, None}:
             train_names, other_names = (list_briefly(map(full_name, splits[split])) for split in (TRAIN, None))
@@ -82,8 +82,8 @@ class Selection:
 def select(where: str, names: Iterable[str], is_card: Callable[[str], bool] = lambda name: False) -> Selection:
     """Decide which files of the folder `where` are documents. `names` are their paths in this folder.
 
-    `is_card` says whether the content of a README describes a dataset of the hub. Raises BadInput if the files are
-    several splits of a dataset.
+    `is_card` says whether the content of a README describes a dataset of the hub. Raises BadInput if the files belong
+    to several splits of a dataset.
     """
     selection, visible = Selection(), list[str]()
     for name in names:

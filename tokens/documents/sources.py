@@ -96,7 +96,7 @@ def resolve_sources(names: Sequence[str], recorded_sources: Iterable[Source] = (
     duplicates = [path for path, count in counts.items() if count > 1]
     if duplicates:
         show(note(f"named twice, so prepared twice: {list_briefly(duplicates)}"))
-    if STANDARD_LIBRARY not in names:  # a module of the library may have a name such as test
+    if STANDARD_LIBRARY not in names:  # a library module may be named `test`, for example
         splits = by_split("/".join(path.split("/")[-2:]) for path in paths)
         if are_mixed(splits):
             show(note(f"the sources contain several splits, and all are read: {describe_splits(splits)}"))

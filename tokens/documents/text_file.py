@@ -265,7 +265,7 @@ def _spaces_of_added_tokens(pattern: str) -> frozenset[tuple[str, str, str]]:
 def _without_damage(text: str, start: int, pattern: str | None) -> Iterator[str | NoText]:
     """Yield the parts of a text. A part that contains a gap or a NUL is a NoText; any other part is a string.
 
-    The text must begin and end at cut positions. So does every part.
+    The text must begin and end at cut positions. The same is then true of every part.
     """
     done, gap, nul = 0, gap_position(text), text.find("\0")
     while gap is not None or nul >= 0:

@@ -41,7 +41,7 @@ class ForeignName:
     number: int | None  # shard number
 
     def renumbered(self, number: int) -> str:
-        """Return this name with another shard number, padded to the same length."""
+        """Return this name with another shard number, which is padded to as many digits as before."""
         return re.sub(r"\d+(?=\.\w+$)", lambda digits: f"{number:0{len(digits[0])}d}", self.name, flags=re.ASCII)
 
 

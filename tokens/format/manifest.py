@@ -49,7 +49,7 @@ class FileEntry(Content):
 
 
 def _check_structure(_: Any, attribute: "attrs.Attribute[str | None]", value: str | None) -> None:
-    """Raise ValueError if a tokenizer's structure is not None, and its added tokens cannot be read."""
+    """Raise ValueError if a tokenizer has a structure, but the added tokens in it cannot be read."""
     if value is not None:
         try:
             added_tokens(value)
@@ -69,7 +69,7 @@ class TokenizerRecord:
     ranks_sha256: str | None = None  # None in older manifests
     characters: str | None = None  # characters of a character tokenizer, in the order of their ids
     pattern: str | None = None  # regular expression that splits text before byte pairs; None for GPT-2's ranks
-    # The normalizer, pre_tokenizer and added_tokens of tokenizer.json as JSON, if no pattern says how to split a text
+    # JSON with the normalizer, pre_tokenizer and added_tokens of tokenizer.json, if a splitting pattern is not enough
     structure: str | None = attrs.field(default=None, validator=_check_structure)
     special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: only the end of text
     template: str | None = None  # Jinja template of conversations; None for plain text
@@ -164,8 +164,8 @@ def identity_of(fingerprint: str, structure: str | None) -> str:
 
     The fingerprint covers the ids of a few texts, and no added token occurs in these texts. An added token that is not
     special replaces its text wherever that text occurs, so two tokenizers can differ in such tokens and still have the
-    same fingerprint. If a tokenizer has no such tokens, its identity is its fingerprint. `structure` is a record's
-    `structure`.
+    same fingerprint. If a tokenizer has no such tokens, its identity is its fingerprint. The argument `structure` comes
+    from a `TokenizerRecord`.
     """
     ordinary = ordinary_added_tokens(structure)
     return hashlib.sha256(json.dumps([fingerprint, ordinary]).encode()).hexdigest() if ordinary else fingerprint

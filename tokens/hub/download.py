@@ -21,7 +21,7 @@ from tokens.format.foreign_files import SUFFIXES, foreign_names, parse_name, rea
 from tokens.format.manifest import has_split, split_of
 
 RECEIPT = "download.json"  # written last, so a download without it is incomplete
-INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket; its local files may be replaced
+INCOMPLETE = ".partial-download.json"  # marks an incomplete download from a bucket, so its files can be replaced
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # files of our format
 ALL_PATTERNS = [*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)]
 TOKENS = (".safetensors", *SUFFIXES)  # endings of the names of token files
@@ -52,7 +52,7 @@ def download_dataset(dataset: str, directory: Path, train_tokens: int | None = N
     source = _Source(dataset, directory, commit if isinstance(commit, str) else None)
     listed = source.snapshot(ALL_PATTERNS, dry_run=True)
     if listed:
-        source = attrs.evolve(source, commit=listed[0].commit_hash)  # files fetched later must be of the same commit
+        source = attrs.evolve(source, commit=listed[0].commit_hash)  # later fetches must read the same commit
     sizes = {file.filename: file.file_size or 0 for file in listed}
     if any(map(split_of, sizes)):
         patterns = PATTERNS
@@ -78,7 +78,7 @@ def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
 
 
 def tokens_downloaded(directory: Path) -> int | None:
-    """Return the number of train tokens in a directory that has only the first shards of a dataset, otherwise None."""
+    """If a directory has only the first train shards of a dataset, return the number of their tokens, else None."""
     tokens = _read_receipt(directory).get("train_tokens")
     return tokens if integer(0).holds(tokens) else None
 
@@ -109,7 +109,7 @@ class _Source:
         self.snapshot(patterns, dry_run=False)
 
     def snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
-        """Download the files whose names match a pattern, or with `dry_run` only return their DryRunFileInfo."""
+        """Download the files whose names match a pattern. With `dry_run`, only return their DryRunFileInfo."""
         problem = f"cannot be downloaded into {self.directory}"
         advice = ", or name a directory with files that you have"
         options = {"revision": self.commit, "local_dir": self.directory, "dry_run": dry_run}

@@ -64,7 +64,7 @@ class BucketOutput:
         return manifest
 
     def describe(self) -> None:
-        """Copy the plan, commit log, manifest and ranks to the scratch folder, as far as they exist."""
+        """Copy the plan, commit log, manifest and ranks to the scratch folder. Files that do not exist are skipped."""
         names = self._objects()
         for name in sorted(names.keys() & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
             replace_file(self._scratch / name, self._read(name))

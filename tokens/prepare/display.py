@@ -1,4 +1,4 @@
-"""Progress bar of a preparation, and the final report of the tokens written and the text left out."""
+"""Progress bar of a preparation, and the final report: which tokens were written, and how much text was left out."""
 
 import functools
 import itertools
@@ -89,7 +89,7 @@ def report_problems(outcome: Manifest | DocumentSample, more_examples: str) -> N
 
 
 def refuse_losses(outcome: Manifest | DocumentSample, size_bytes: int, subject: str) -> None:
-    """Raise BadInput if more of the `size_bytes` of input was lost than is acceptable.
+    """Raise BadInput if too much of the input was lost. `size_bytes` is the size of the input.
 
     The output exists anyway, and the message says so. If `subject` is "the token files are", the message ends with "the
     token files are complete without it".

@@ -73,7 +73,7 @@ class Result:
     problems: dict[str, int]  # number of problems, by kind
     lost_documents: int
     lost_bytes: int  # bytes of input
-    examples: dict[str, list[str]]  # a few examples of each kind of problem; kinds that lost data come first
+    examples: dict[str, list[str]]  # a few examples of each kind of problem; kinds that caused a loss come first
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:

@@ -27,7 +27,7 @@ from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 from tokens.prepare.plan import LARGEST_PLAN_BYTES
 
 UNITS_AHEAD = 4  # units in flight per worker; a unit that waits to be committed takes disk space
-RESTARTS = 5  # maximum number of times in a row that all workers are restarted, without a finished unit in between
+RESTARTS = 5  # how many times all workers may be restarted before another unit finishes
 CONNECT_SECONDS = 10.0
 
 
@@ -93,7 +93,7 @@ class RayCluster(Executor):
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             # Ray's workers use the sys.path of this process.
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: other versions of Ray or Python
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError if Ray or Python versions differ
             raise BadInput(
                 f"--ray-address {address}: no cluster answers there: {error}; start one with ray start"
             ) from error

@@ -24,7 +24,7 @@ from tokens.prepare.plan import COUNTED, GROWING_WORD, LARGEST_ID, PrepareSettin
 PARTIAL = ".partial-"
 UNITS, LOCK = ".units", ".lock"  # folder of computed units; file that the preparing process locks
 COPY_BYTES = 1 << 20
-WEIGHTED = "-weighted.safetensors"  # end of the name of a finished file that is made from a growing file
+WEIGHTED = "-weighted.safetensors"  # suffix of a file with weights that is made from a growing file
 
 
 @attrs.frozen
@@ -170,7 +170,7 @@ class GrowingStream:
             self._file = None
 
     def _weighted_file(self, growing: Path, length: int, *, ends: bool) -> Path:
-        """Write the tokens and weights of a growing file to a new file next to it. `ends` adds an end of text."""
+        """Write the tokens and weights of a growing file to a new file next to it. With `ends`, add an end of text."""
         path, settings = growing.with_name(f"{growing.stem}{WEIGHTED}"), self._settings
         words = np.memmap(growing, GROWING_WORD, mode="r", offset=HEADER_BYTES, shape=length)
         path.unlink(missing_ok=True)  # never write through a link with that name

@@ -36,7 +36,7 @@ LARGEST_PLAN_BYTES = 1 << 40  # limit for a plan file, which is large because it
 HASH, TAIL = "hash", "tail"
 WHOLE_SUFFIXES = (*COMPRESSED_SUFFIXES, ".json")  # conversations in these files cannot be divided into several units
 GROWING_WORD = np.dtype("<u4")  # a token of packed conversations in a growing file: its id and its weight
-COUNTED = 31  # number of the bit of a word that holds the token's weight
+COUNTED = 31  # this bit of a word holds the token's weight
 LARGEST_ID = (1 << COUNTED) - 1
 # Fields of a tokenizer's record that are also fields of PrepareSettings
 RECORDED = ("fingerprint", "vocabulary_size", "end_of_text_id", "pattern", "structure", "special_tokens", "template")
@@ -51,7 +51,7 @@ class PrepareSettings:
     """Settings that, together with the inputs, determine every byte of the token files."""
 
     text_field: str
-    tokenizer: str  # as on the command line; for a character tokenizer, with all its characters
+    tokenizer: str  # name or file as on the command line; the name of a character tokenizer includes its characters
     fingerprint: str  # identifies the tokenizer's ids; see tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
@@ -129,7 +129,8 @@ class PrepareSettings:
         heads = list(heads)
         hashes = np.array([xxhash.xxh3_64_intdigest(head.encode(), self.split_seed) for head in heads], np.uint64)
         positions = hashes / 2.0**64  # in 0 .. 1
-        # Validation's share begins at 0 and test's share follows, so a larger test share takes nothing from validation.
+        # The validation share begins at 0, and the test share comes after it, so a larger test share leaves the
+        # validation split unchanged.
         held_out = np.where(positions < self.validation_fraction, 1, 2)
         is_text = np.array([head != "" for head in heads], bool)
         return np.where(is_text & (positions < self.validation_fraction + self.test_fraction), held_out, 0)
@@ -165,7 +166,7 @@ class UnitPlan:
 
 
 def is_steady(settings: PrepareSettings, tokens: Mapping[str, int]) -> bool:
-    """Return whether all splits have tokens, and the held-out splits need none from the end of train.
+    """Return whether all splits have tokens, and the held-out splits need no tokens from the end of train.
 
     Once this is true, `train.py --follow` may read the train stream, so no tokens may be removed from that stream.
     """

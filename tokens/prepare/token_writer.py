@@ -318,7 +318,7 @@ def _end_of_text(train: GrowingStream, end: int, end_of_text_id: int) -> int:
     """Return the end of the last document with text."""
     for stop in range(end, 0, -COPY_TOKENS):
         begin = max(0, stop - COPY_TOKENS)
-        words = train.read(begin, stop).astype(np.uint32)  # the end of text of a conversation may have a weight
+        words = train.read(begin, stop).astype(np.uint32)  # in conversations, a word also holds a weight
         text_positions = np.flatnonzero(words & LARGEST_ID != end_of_text_id)
         if len(text_positions):
             return begin + int(text_positions[-1]) + 2

@@ -91,7 +91,7 @@ def _train(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes
 
 
 def _train_here(sample: DocumentSample, count: int, pattern: str) -> tuple[dict[bytes, int], DocumentSample]:
-    """Return up to `count` ranks, single bytes first. There are fewer ranks if no other pair occurs twice."""
+    """Return up to `count` ranks, single bytes first. Training stops early when no further pair occurs twice."""
     from tokenizers import Tokenizer, pre_tokenizers, trainers
 
     untrained = byte_pair_tokenizer("bytes", {bytes([byte]): byte for byte in range(256)}, pattern)

@@ -26,7 +26,7 @@ from tokens.prepare.plan import UnitPlan, read_plan
 
 
 class Slice(NamedTuple):
-    """A byte range of a file's or object's token data: from `begin` up to, but not including, `end`."""
+    """A byte range of the token data in a file or object: from `begin` up to, but not including, `end`."""
 
     path: str
     begin: int

@@ -29,7 +29,7 @@ EMPTY = np.uint32((1 << 32) - 1)  # hash of a document without n-grams
 
 @attrs.frozen(eq=False)
 class NearDuplicates:
-    """The documents of streams, except empty documents, and the first document of each document's group.
+    """The non-empty documents of streams and, for each of them, the first document of its group.
 
     Documents are in the same group if they are near-duplicates, directly or through other documents.
     """
@@ -83,9 +83,9 @@ def near_duplicates(streams: Sequence[TokenStream], end_of_text_id: int) -> Near
 
 
 def _signatures(streams: Sequence[TokenStream], end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each block, yield three arrays about the documents that end there: first tokens, lengths, and keys of bands.
+    """For each block, yield three arrays about the documents that end there: start positions, lengths, and band keys.
 
-    The keys are uint64 (documents, BANDS).
+    The band keys are uint64 (documents, BANDS).
     """
     draw, dtype = np.random.default_rng(0).integers, common_dtype(streams)
     masks, factors = draw(0, 1 << 32, (2, BANDS * ROWS), np.uint32) | np.array([[0], [1]], np.uint32)  # factors are odd

@@ -87,7 +87,7 @@ class NgramFinder:
         return places[exact], numbers[exact]
 
     def _candidates(self, block: np.ndarray) -> np.ndarray:
-        """Return, in ascending order, the positions at which n-grams may begin, because a hash near them matches."""
+        """Return the positions at which n-grams may begin, in ascending order. A hash near each position matches."""
         words = block[: len(block) // self._per_word * self._per_word].view(f"u{self._per_word * block.itemsize}")
         count = (len(words) - self._words) * self._per_word // self._stride + 1
         hashes = hash_columns([words[k :: self._stride // self._per_word][:count] for k in range(self._words)])

@@ -32,8 +32,8 @@ Item = Sequence[np.ndarray]  # sequences of tokens, each 1-D
 class Overlap:
     """For each item, the first place in the streams at which an n-gram of the item occurs."""
 
-    # Length of the n-gram that was searched for or found, int64 (items,). It is n, or less for a short item, or 0 for
-    # an item that is too short to be searched for.
+    # Length of the n-gram that was searched for or found, int64 (items,). It is n for a long item, less for a short
+    # item, and 0 for an item that is too short to be searched for.
     lengths: np.ndarray
     # position of the first match in the concatenation of all streams, int64 (items,), or NOWHERE
     places: np.ndarray
@@ -71,7 +71,7 @@ def find_overlap(streams: Sequence[TokenStream], items: Sequence[Item], n: int =
 
 
 def documents(stream: TokenStream, end_of_text_id: int, start: int = 0, count: int | None = None) -> list[Item]:
-    """Return the non-empty documents of a range of a stream, in memory and without end-of-text ids."""
+    """Return the non-empty documents in a range of a stream. They are in memory, and have no end-of-text ids."""
     tokens = stream.read(start, stream.length - start if count is None else count)
     ends = [*np.flatnonzero(tokens == end_of_text_id).tolist(), len(tokens)]
     return [[tokens[begin + 1 : end]] for begin, end in itertools.pairwise([-1, *ends]) if end > begin + 1]

@@ -16,11 +16,11 @@ PAIRS_AT_ONCE = 1 << 22  # maximum number of (place in the streams, place in the
 
 @attrs.frozen
 class VerbatimRun:
-    """A run of a text's tokens that occurs in the streams. No longer run that contains it occurs there."""
+    """A run of a text's tokens that occurs in the streams, and that is not part of a longer such run."""
 
     start: int  # position of the first token in the text
     length: int  # tokens
-    place: int  # position of the first copy's first token in the concatenation of all streams
+    place: int  # where the first copy begins in the concatenation of all streams
     copies: int
 
 
@@ -73,7 +73,7 @@ def _pairs(ngrams: Ngrams, places: np.ndarray, numbers: np.ndarray) -> Iterator[
 
 
 def _runs(places: np.ndarray, starts: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Join pairs in which both numbers increase by one, and return the place, start and length of each run."""
+    """Join pairs into runs in which place and start increase by one. Return each run's place, start and length."""
     order = np.lexsort((places, places - starts))
     places, starts = places[order], starts[order]
     begins = np.flatnonzero((np.diff(places, prepend=-2) != 1) | (np.diff(starts, prepend=-2) != 1))

@@ -113,7 +113,7 @@ def read_split(
         lengths.update((np.diff(ends, prepend=-1 - length) - 1).tolist())
         end_count += len(ends)
         unfinished, length = xxhash.xxh3_64(data[edges[-1] + dtype.itemsize :]), len(block) - int(ends[-1]) - 1
-    if length:  # if a document is divided among splits, only the last of them has the document's end-of-text id
+    if length:  # if a document is divided among splits, only the last of these splits has its end-of-text id
         lengths[length] += 1
         hashes.append(unfinished.intdigest())
     ascending = np.frombuffer(hashes, np.uint64)

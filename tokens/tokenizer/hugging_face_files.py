@@ -124,7 +124,7 @@ def write_tokenizer_files(
     """
     text = tokenizer_text(tokenizer)
     model = json.loads(text)["model"]
-    # GPT2Tokenizer and vocab.json support only GPT-2's pattern, and every token must be the result of merges.
+    # GPT2Tokenizer and vocab.json support only GPT-2's pattern, and only tokens that are the result of merges.
     is_like_gpt2 = tokenizer.pattern in (None, GPT2) and "ignore_merges" not in model
     settings: dict[str, Any] = {
         "tokenizer_class": "GPT2Tokenizer" if is_like_gpt2 else "PreTrainedTokenizerFast",
@@ -134,7 +134,7 @@ def write_tokenizer_files(
         **dict.fromkeys(["bos_token", "eos_token", "unk_token"], tokenizer.end_of_text),
     }
     files = {}
-    if template is not None:  # the template is written twice, because some loaders look in one place, some in the other
+    if template is not None:  # the template goes to two files: some loaders read one, and some read the other
         settings |= {**template.variables, "chat_template": template.text}
         files[CHAT_TEMPLATE] = template.text
     files |= {TOKENIZER: text, SETTINGS: json.dumps(settings, indent=2) + "\n"}
@@ -323,7 +323,7 @@ def _steps(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) -> None:
-    """Raise BadInput unless the merges give the same ids as the ranks. Other merges are allowed: they never apply."""
+    """Raise BadInput unless the merges give the same ids as the ranks. Merges that never apply are allowed, too."""
     required_merges, unreached = merges(ranks)
     letters, words = printable_letters(), model["vocab"]
     pairs = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
@@ -332,7 +332,7 @@ def _check_merges(path: Path, model: dict[str, Any], ranks: dict[bytes, int]) ->
     if -1 in merged_ids or merged_ids != sorted(merged_ids) or not required_pairs <= {*pairs}:
         raise _unsupported(path, "model: merges: got different merges than the ids require, or in a different order")
     if unreached and not model.get("ignore_merges"):
-        raise _unsupported(path, f"model: ignore_merges: got false, but no merges form {unreached[0]!r}")
+        raise _unsupported(path, f"model: ignore_merges: got false, but merges cannot form {unreached[0]!r}")
 
 
 def _end_of_text(path: Path, special: dict[str, int]) -> str:

@@ -142,7 +142,7 @@ class TemplateProcess:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
             return self._process.stdout.readline()
-        except BaseException:  # such as Ctrl-C: the next line must not receive the answer to this one
+        except BaseException:  # such as Ctrl-C; the next request must not get the answer to this one
             self._process.kill()
             self._end()
             raise

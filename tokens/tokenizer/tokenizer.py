@@ -53,7 +53,7 @@ class Encoder(Protocol):
 
 @attrs.frozen
 class ByteCoder:
-    """UTF-8 bytes as ids 0 .. 255."""
+    """Encodes a text as its UTF-8 bytes, with the ids 0 .. 255."""
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
@@ -67,7 +67,7 @@ class ByteCoder:
 
 @attrs.frozen
 class CharacterCoder:
-    """The characters of a text as ids 0, 1, 2, ..."""
+    """Encodes each character of a text as one of the ids 0, 1, 2, ..."""
 
     characters: str  # in the order of their ids
 
@@ -238,7 +238,7 @@ class Tokenizer:
         return np.concatenate(parts).astype(token_dtype(self.vocabulary_size), copy=False), lengths
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids with special tokens spelled out. Invalid UTF-8 and unknown ids become U+FFFD."""
+        """Return the text of ids. Special tokens are spelled out. Invalid UTF-8 and unknown ids become U+FFFD."""
         return b"".join(map(self.spell, ids)).decode("utf-8", errors="replace")
 
     def spell(self, token: int) -> bytes:

@@ -104,7 +104,7 @@ def test_copies_in_several_formats_are_reported(tmp_path: Path) -> None:
 def test_a_mixture_of_records_and_texts_is_reported(tmp_path: Path) -> None:
     _, notes = resolve(fill(tmp_path, "a.jsonl", "b.txt", "c.txt"))
     kinds = f"1 with records and 2 with text ({tmp_path}/b.txt and 1 more)"
-    assert notes == [f"NOTE: {tmp_path}: contains files of both records and texts, and all are read: {kinds}"]
+    assert notes == [f"NOTE: {tmp_path}: contains files with records and files with text, and all are read: {kinds}"]
 
 
 def test_every_file_is_either_read_or_left_out() -> None:

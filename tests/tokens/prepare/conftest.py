@@ -40,7 +40,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files, by name, of a preparation that was not interrupted."""
+    """The sha256 of each token file, by name, after a preparation that was not interrupted."""
     directory = tmp_path_factory.mktemp("undisturbed")
     ranks = shared("gpt2.tiktoken")
     succeed(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)

@@ -1,4 +1,4 @@
-"""Conversations are packed undivided into rows with weights, and every bad record is reported."""
+"""Conversations are packed into rows with weights and are never divided, and every bad record is reported."""
 
 import gzip
 import json

@@ -41,7 +41,7 @@ def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="module")
 def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The token files and the manifest of a folder, prepared with the options used for a bucket."""
+    """The files of a preparation in a folder, including the manifest. Its options are those of the bucket tests."""
     out = tmp_path_factory.mktemp("local") / "out"
     succeed(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
     return files_of(out) | {"manifest.json": hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()}

@@ -28,7 +28,7 @@ def test_a_single_document_is_cut_by_tokens(tmp_path: Path) -> None:
 
 
 def shares_of(directory: Path) -> dict[str, float]:
-    """Return the share of the tokens that each split has."""
+    """Return each split's share of all tokens."""
     files = read_manifest(directory).files
     return {
         name.partition(".")[0]: entry.tokens / sum(file_entry.tokens for file_entry in files.values())

@@ -24,7 +24,7 @@ END = 50256
 
 
 def save(directory: Path, dtype: type = np.uint16, end: int = END, **splits: list[list[int]]) -> Path:
-    """Write token files of documents, without a manifest."""
+    """Write the documents of splits to token files, without a manifest."""
     directory.mkdir(exist_ok=True)
     for split, documents in splits.items():
         ids = [token for document in documents for token in [*document, end]]

@@ -64,7 +64,7 @@ def test_an_encoder_with_other_ids_is_skipped(recipe: Path, tmp_path: Path) -> N
 
 
 def test_tokens_without_merges_are_encoded(tmp_path: Path) -> None:
-    # "abc" is a token, but "ab" and "bc" are not, so no merges form it.
+    # "abc" is a token, but "ab" and "bc" are not, so merges cannot form "abc".
     tokens = [*(bytes([byte]) for byte in range(256)), b"abc"]
     ranks = {token: rank for rank, token in enumerate(tokens)}
     tokenizer = byte_pair_tokenizer("", ranks)

@@ -123,7 +123,7 @@ def test_keys_added_by_transformers_are_accepted(tmp_path: Path) -> None:
 def test_transformers_gives_the_same_ids_for_any_pattern(tmp_path: Path, pattern: str, offset: int) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*(bytes([byte]) for byte in range(256)), b" t", b"he", b" the", b".\n", b"\n\n", b"12", b"'s", b"xyz"]
-    # No merges form xyz, but the word xyz alone still gets its id.
+    # Merges cannot form xyz, but the word xyz alone still gets its id.
     ranks = {word: offset + number for number, word in enumerate(words)}
     tokenizer = byte_pair_tokenizer("own", ranks, pattern).with_special_tokens(["<|user|>", "<|end|>"])
     write_tokenizer_files(tokenizer, tmp_path, 64)
@@ -176,7 +176,7 @@ class Published:
     surrounding: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> tokenizers.Tokenizer:
-        """Write both files, and return the library's own tokenizer, which treats special tokens as ordinary text."""
+        """Write the two files. Return the library's own tokenizer, which treats special tokens as ordinary text."""
         steps = {"type": "Sequence", "pretokenizers": [*map(split, self.splits), LEVEL]}
         ranks = {word: self.first + number for number, word in enumerate(WORDS)}
         values = library_values(ranks, self.added, steps, self.normalizer)
