@@ -207,7 +207,7 @@ def complete(run: Path, *options: str, **keywords: Any) -> Any:
 
 
 def one_line(done: Any) -> str:
-    """Return the single line with which a command has refused to run, on any number of ranks."""
+    """Return the line with which a command has refused to run. All ranks together print only one such line."""
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if re.match(r"\w+\.py: ", line)]
     assert len(lines) == 1, done.stderr

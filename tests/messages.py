@@ -28,7 +28,7 @@ ROOT = str(Path(__file__).parent.parent)
 # These parts differ each time that a test runs: the path of its temporary folder, and the ports that it uses.
 TEMPORARY = re.compile(r"[^\s'\":=(]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)?(/[\w-]*\d+)?")
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
-SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # the script's name, with which an error on stderr begins
+SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # an error on stderr begins with the name of the script
 
 _passed = pytest.StashKey[bool]()
 _lines: set[str] = set()  # all lines of messages since the test began

@@ -100,7 +100,7 @@ def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **
 
 
 def instructed(home: Path, chrf: float, spread: float | None, errors: list[float | None]) -> Path:
-    """Append to the results of a model the scores of its answers after fine-tuning."""
+    """Append a result of `evaluate.py instruct` to a model's results."""
     seeds = [{"chrf_error": error, "reference_loss_error": None} for error in errors]
     none = {"value": None, "spread": None}
     return write(home, "instruct", data=DATA, seeds=seeds, chrf={"value": chrf, "spread": spread}, reference_loss=none)
