@@ -74,7 +74,7 @@ def openai(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 
 def gpjt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as gpjt/ddp-base-model-from-scratch saves them under DDP, with separate queries, keys and values."""
+    """Return weights as gpjt/ddp-base-model-from-scratch saves them: with names from DDP and separate queries, keys, values."""
     modules = {
         **{"attention_norm": "norm1", "mlp_norm": "norm2", "attention.output": "att.out_proj"},
         **{"mlp.up": "ff.layers.0", "mlp.down": "ff.layers.2"},
