@@ -1,4 +1,4 @@
-"""HTTP servers on loopback, each in a thread of this process; one of them serves files and can fail regularly."""
+"""HTTP servers on loopback, each in a thread of this process; one of them serves files and can fail at intervals."""
 
 import functools
 import sys
