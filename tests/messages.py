@@ -84,7 +84,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test has passed, make it fail if one of its listed messages now has a different text.
 
-    A skipped test, for example because a package is missing, has written no messages.
+    A test that was skipped, for example because a package is missing, has written no messages.
     """
     _lines.clear()
     yield
