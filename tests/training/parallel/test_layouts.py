@@ -164,7 +164,10 @@ WriteVariant = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory, token_files: Path, few: Path, answers: Path) -> WriteVariant:
-    """Return a function of a variant and a name. It writes the variant's run directory into a new folder of that name."""
+    """Return a function that writes the run directory of a variant.
+
+    Its second argument is the name of the new folder for this directory.
+    """
     directories = token_files, few, answers
     return lambda variant, name: VARIANTS[variant].write(tmp_path_factory.mktemp(name) / "run", *directories)
 
