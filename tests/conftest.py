@@ -101,7 +101,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """Fail the test that leaves a process group behind, instead of a later test that tries to start a new group."""
+    """Fail the test that leaves a process group behind. Otherwise, a later test that starts a group would fail."""
     yield
     assert not torch.distributed.is_initialized()
 

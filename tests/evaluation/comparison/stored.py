@@ -68,7 +68,7 @@ def result(evaluation: str, measurements: list[Measurement], **more: Any) -> Eva
 
 
 def write(home: Path, kind: str, **values: Any) -> Path:
-    """Append a result of a model that has the folder's name."""
+    """Append a result to a folder. The model has the folder's name."""
     append_result(home, home.name, kind, values)
     return home
 
