@@ -101,7 +101,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """Fail the test that leaves a process group behind, instead of a later test that tries to start a new group."""
+    """Fail the test that leaves a process group behind. Otherwise, a later test that starts a group would fail."""
     yield
     assert not torch.distributed.is_initialized()
 
@@ -207,7 +207,7 @@ def complete(run: Path, *options: str, **keywords: Any) -> Any:
 
 
 def one_line(done: Any) -> str:
-    """Return the single line with which a command has refused to run, on any number of ranks."""
+    """Return the line with which a command has refused to run. All ranks together print only one such line."""
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if re.match(r"\w+\.py: ", line)]
     assert len(lines) == 1, done.stderr

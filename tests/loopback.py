@@ -1,4 +1,4 @@
-"""HTTP servers on loopback, each in a thread of this process; one of them serves files and can fail regularly."""
+"""HTTP servers on loopback, each in a thread of this process; one of them serves files and can fail at intervals."""
 
 import functools
 import sys
@@ -15,7 +15,7 @@ import attrs
 class LoopbackServer(ThreadingHTTPServer):
     """A server whose clients may be killed or disconnect early."""
 
-    request_queue_size = 256  # connections that may arrive at the same time
+    request_queue_size = 256  # this many connections may arrive at the same time
 
     @property
     def url(self) -> str:

@@ -28,7 +28,7 @@ ROOT = str(Path(__file__).parent.parent)
 # These parts differ each time that a test runs: the path of its temporary folder, and the ports that it uses.
 TEMPORARY = re.compile(r"[^\s'\":=(]*/pytest-of-[^/\s]+/pytest-\d+(/popen-gw\d+)?(/[\w-]*\d+)?")
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
-SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # the script's name, with which an error on stderr begins
+SCRIPT = re.compile(r"^[a-z_]+\.py: ")  # an error on stderr begins with the name of the script
 
 _passed = pytest.StashKey[bool]()
 _lines: set[str] = set()  # all lines of messages since the test began
@@ -84,7 +84,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def whole_messages(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test has passed, make it fail if one of its listed messages now has a different text.
 
-    A skipped test, for example because a package is missing, has written no messages.
+    A test that was skipped, for example because a package is missing, has written no messages.
     """
     _lines.clear()
     yield

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: the direction of imports, links, and the help of entry scripts."""
+"""The house rules that a machine can check: links, the direction of imports, and the help of entry scripts."""
 
 import ast
 import graphlib

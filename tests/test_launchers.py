@@ -1,4 +1,4 @@
-"""The commands in docs/nodes.md and launch/, started as SkyPilot and Kubernetes do. Exit statuses, and odd paths."""
+"""The commands in docs/nodes.md and launch/ run as SkyPilot and Kubernetes run them. Exit statuses, and odd paths."""
 
 import os
 import re

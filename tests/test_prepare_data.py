@@ -66,7 +66,7 @@ def test_bad_documents_are_reported_and_limited(tmp_path: Path) -> None:
 def test_a_preparation_resumes_after_a_full_disk(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text " * 1000] * 100)
     options = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "50000")
-    for executor in (("--executor", "inline"), ("--workers", "2")):  # with workers, one of them may fail first
+    for executor in (("--executor", "inline"), ("--workers", "2")):  # with --workers 2, a worker may fail first
         full = run(["prlimit", "--fsize=300000", *PREPARE], *options, *executor)
         assert full.returncode == 1 and "Traceback" not in full.stderr
         assert re.search(r"prepare_data.py: \S+/out/\S+: File too large; ", full.stderr.splitlines()[-1]), full.stderr

@@ -1,8 +1,8 @@
 """Every command in the README, the tutorial and the page on chat is run, in a fresh copy of the repository.
 
 Only what a test machine lacks is replaced. Commands for GPUs become dry runs with the same world size. The hub is on
-loopback, and its text is tokenized as bytes, because GPT-2's ranks would need the network. The quickstart and the toy
-dialogue take a few steps with a smaller model. Commands that are the same after these changes are run only once.
+loopback, and its text is tokenized as bytes, because GPT-2's tokenizer would need the network. The quickstart and the
+toy dialogue take a few steps with a smaller model. Commands that are the same after these changes are run only once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Random disturbances of real runs: kill -9 at any moment, and stops after which world size and wrapper can differ.
+"""Random disturbances of real runs: they are killed at any moment, or stopped and continued with another layout.
 
 Whatever happens, the run must end in the same state as an undisturbed run.
 """

@@ -1,6 +1,6 @@
 """Checks of configuration fields and options: accepted values, and the messages about refused values.
 
-JSON objects become attrs classes without conversion of their values. A wrong value is named in one line.
+JSON objects are read into attrs classes, and their values are not converted. One line names a wrong value.
 """
 
 import math

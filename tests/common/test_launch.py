@@ -65,7 +65,7 @@ def joined(ranks: int, of_this_node: int) -> dict[str, str]:
             "SLURM_JOB_NUM_NODES is 2, but only 1 node has joined; start torchrun on every node",
         ),
         ({"PET_NNODES": "1:4"}, None),
-        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}, None),  # one node of an allocation of two
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}, None),  # a Slurm step on one of two allocated nodes
         (
             {"SLURM_STEP_NUM_TASKS": "2"},
             "SLURM_STEP_NUM_TASKS is 2, but only 1 task has joined, so each task would train",

@@ -26,7 +26,8 @@ from training.planning import batch_probe as probe
 from training.replay import self_test
 
 BAD_STEP = 1  # counted from 0
-# Steps to record, counted from 0. DDP measures itself, and waits for the GPU, in its first ten and every 100th step.
+# Steps to record, counted from 0. DDP measures itself, and waits for the GPU, in its first ten steps and in every 100th
+# step.
 FIRST, LAST = 15, 114
 
 

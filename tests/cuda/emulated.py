@@ -19,7 +19,7 @@ ATOMIC_SOURCE = "tl.atomic"
 
 
 def cache_of(gpu: str, determinism: str) -> Path:
-    """Return the folder for the kernels that are compiled for a GPU at a level of determinism."""
+    """Return the folder of the compiled kernels for one kind of GPU and one determinism level."""
     return Path(os.environ[CACHES]) / f"{gpu}-{determinism}"
 
 
@@ -31,7 +31,7 @@ def compiled_for(cache: Path) -> set[str]:
 
 
 def atomic_kernels(cache: Path) -> list[str]:
-    """Return the names of kernels in a cache that use atomics, and so add numbers in no fixed order."""
+    """Return the names of the cached kernels that use atomics, and so add numbers in no fixed order."""
     machine = [path.stem for path in cache.rglob("*.ptx") if ATOMIC_PTX.search(path.read_text())]
     source = [path.name for path in cache.rglob("*.py") if ATOMIC_SOURCE in path.read_text()]
     return sorted({*machine, *source})

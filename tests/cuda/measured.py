@@ -48,12 +48,12 @@ EIGHT_RANKS = [
 
 
 def case(layout: Layout, *parameters: object, oldest: bool = False) -> object:
-    """Return the parameters of a test of a layout. With `oldest`, the test also runs on the oldest torch."""
+    """Return a test case with a layout and other parameters. With `oldest`, it also runs on the oldest torch."""
     return pytest.param(layout, *parameters, id=str(layout), marks=[pytest.mark.oldest_torch] * oldest)
 
 
 def measure(layout: Layout, steps: int = STEPS) -> EmulatedSteps:
-    """Return the measurement of a layout. The first worker that needs it measures, and the rest wait."""
+    """Return the measurement of a layout. The first worker that needs it runs the measurement, and the rest wait."""
     name = hashlib.sha256(f"{layout}-{steps}".encode()).hexdigest()  # the settings can be too long for a file name
     file_path = Path(os.environ[CACHES]) / f"{name}.json"
     file_path.parent.mkdir(exist_ok=True)

@@ -56,7 +56,7 @@ def test_a_step_keeps_within_its_bounds_and_never_waits(layout: Layout, key: Any
     if layout.determinism == "off":  # the attention kernel is chosen by timing, so it may be the slowest one
         launches += SLOWEST_ATTENTION * layout.accumulation * GPT2_SIZES[layout.size].n_layers
     assert measured.synchronizations == {}
-    assert not [name for name in measured.copies if "pageable" in name]  # the host waits for these copies as well
+    assert not [name for name in measured.copies if "pageable" in name]  # the host waits for pageable copies as well
     within = measured.launches <= launches, calls <= most_calls, moved / MB <= most_moved
     assert all(within), (measured.launches, calls, moved / MB)
     kernels = cache_of(layout.gpu, layout.determinism)

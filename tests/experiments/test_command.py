@@ -96,7 +96,7 @@ def test_five_kills_do_not_change_the_results(
     assert results(disturbed) == results(undisturbed) and len(results(disturbed)) == 2
     trained = steps(disturbed)
     for checkpoints in disturbed.glob("*/checkpoints"):
-        shutil.rmtree(checkpoints)  # as a user may do to free disk space: the metrics have the results
+        shutil.rmtree(checkpoints)  # a user may do this to free disk space; the results are in the metrics
     assert run(file, "--output", disturbed).stdout == last.stdout and steps(disturbed) == trained
 
 

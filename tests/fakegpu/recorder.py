@@ -78,7 +78,7 @@ class Event:
 
 @attrs.frozen
 class Traffic:
-    """The number of calls and bytes of one kind of collective or copy."""
+    """The number of calls, and their bytes, for one kind of collective or copy."""
 
     calls: int
     bytes: int

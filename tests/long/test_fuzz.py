@@ -41,7 +41,7 @@ MEMORY_BYTES = 6 << 30  # the most memory that a command may use
 CLASSES = ("clear", "traceback", "hang", "silent", "lost")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 PROTECTED = ("checkpoints", "archive", "tokens", "answers")  # files in these folders must never be lost
-STEPS = 8  # the last step of the run, which was stopped at step 4 and has checkpoints at steps 2 and 4
+STEPS = 8  # steps of the whole run, which was stopped at step 4 and has checkpoints at steps 2 and 4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -21,7 +21,7 @@ from tests.launch import wait_until
 
 SCORES = {"A": 70, "B": 50, "C": 30}
 VERDICT = json.dumps({"grades": [{"label": label, "comment": "", "score": n} for label, n in SCORES.items()]})
-SEEN = 60  # number of characters at the end of the prompt; the model sees only these
+SEEN = 60  # the model sees only this many characters, from the end of the prompt
 TEMPLATE = "{{ messages[-1]['content'][-" + str(SEEN) + ":] }}{{ '<|verdict|>' }}"
 STEPS = 200
 

@@ -1,4 +1,4 @@
-"""Generation with a cache gives the same tokens as the network without one."""
+"""Generation with a cache gives the same tokens as generation without one."""
 
 from collections.abc import Collection
 

@@ -74,7 +74,10 @@ def openai(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 
 
 def gpjt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights as gpjt/ddp-base-model-from-scratch saves them under DDP: separate queries, keys and values."""
+    """Return weights as gpjt/ddp-base-model-from-scratch saves them under DDP.
+
+    Queries, keys and values are separate tensors.
+    """
     modules = {
         **{"attention_norm": "norm1", "mlp_norm": "norm2", "attention.output": "att.out_proj"},
         **{"mlp.up": "ff.layers.0", "mlp.down": "ff.layers.2"},

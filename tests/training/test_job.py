@@ -53,7 +53,7 @@ def copied_tokens(token_files: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(token_files, tmp_path / "tokens"))
 
 
-DAMAGED = "damaged: got sha256"  # the message if the damaged id is still a valid one
+DAMAGED = "damaged: got sha256"  # the message if the damaged id is still valid
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ INTERVALS = Intervals(log=2, checkpoint=4, validation=3, state_hash=None, last_s
 
 
 def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 99, bad_step: int = 99) -> Loop:
-    """Return a loop of fake parts that append each action to `done`."""
+    """Return a training loop with fake parts, which append each action to `done`."""
     fake: Any = SimpleNamespace
     state = fake(position=Position(best_validation_loss=1.5, best_step=0))
 

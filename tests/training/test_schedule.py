@@ -1,4 +1,4 @@
-"""Every schedule warms up, decays to its final rate at the last step, and is a function of the step."""
+"""Every schedule warms up, decays to its final rate at the last step, and depends only on the step."""
 
 import math
 

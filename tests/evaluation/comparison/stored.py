@@ -68,7 +68,7 @@ def result(evaluation: str, measurements: list[Measurement], **more: Any) -> Eva
 
 
 def write(home: Path, kind: str, **values: Any) -> Path:
-    """Append a result of a model that has the folder's name."""
+    """Append a result to a folder. The model has the folder's name."""
     append_result(home, home.name, kind, values)
     return home
 
@@ -100,7 +100,7 @@ def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **
 
 
 def instructed(home: Path, chrf: float, spread: float | None, errors: list[float | None]) -> Path:
-    """Append to the results of a model the scores of its answers after fine-tuning."""
+    """Append a result of `evaluate.py instruct` to a model's results."""
     seeds = [{"chrf_error": error, "reference_loss_error": None} for error in errors]
     none = {"value": None, "spread": None}
     return write(home, "instruct", data=DATA, seeds=seeds, chrf={"value": chrf, "spread": spread}, reference_loss=none)

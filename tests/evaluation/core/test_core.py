@@ -196,7 +196,7 @@ def test_models_are_compared_item_by_item(tmp_path: Path) -> None:
     assert comparison.columns == ["model", "CORE", "gold bits/byte"]
     # The models differ on 10 of 200 items, each worth 4/3. There are 20 files with one task and a file with two tasks,
     # so the error is sqrt(20 + 4) / 22 times the error of a single file. For the error, two items are added: one on
-    # which the models agree, and one on which they differ, half in favor of each model.
+    # which the models agree, and one on which they differ, which counts half for each model.
     difference, error = 0.05 / 0.75, math.sqrt((11 / 202 - (10 / 202) ** 2) / 202) / 0.75 * math.sqrt(24) / 22
     bounds = f"{difference:.4f} [{difference - 1.96 * error:.4f}, {difference + 1.96 * error:.4f}]"
     assert any(

@@ -1,4 +1,4 @@
-"""Write a bundle in the form of nanochat's. It has tasks of all kinds, which consist of random words."""
+"""Write a bundle in the format of nanochat. It has tasks of all kinds, which consist of random words."""
 
 import json
 import random

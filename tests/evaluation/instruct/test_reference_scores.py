@@ -35,7 +35,7 @@ def test_scores_are_means_over_questions() -> None:
 
 def test_fine_tuned_answers_are_shown_and_never_ranked(tmp_path: Path) -> None:
     homes = [
-        instructed(tmp_path / "a", 21.5, 0.5, [1.25, 1.15]),  # 1.2 over questions, 0.5 / sqrt(2) over seeds
+        instructed(tmp_path / "a", 21.5, 0.5, [1.25, 1.15]),  # errors: 1.2 over questions, 0.5 / sqrt(2) over seeds
         instructed(tmp_path / "b", 31.5, None, [1.2]),
         instructed(tmp_path / "c", 41.5, None, [None]),
     ]

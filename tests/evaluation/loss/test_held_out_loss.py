@@ -30,7 +30,7 @@ from tokens.tokenizer.loading import load_tokenizer
 from training.checkpoints.run_record import StreamRecord
 from training.checkpoints.saved_state import read_state
 
-VALIDATED = 16 * 32  # tokens that the tiny run validates on
+VALIDATED = 16 * 32  # number of tokens that the tiny run validates on
 
 
 def loss(*arguments: str | Path, ranks: int = 1) -> str:

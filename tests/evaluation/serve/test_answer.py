@@ -89,7 +89,7 @@ def test_offset_is_the_position_of_the_first_byte(spelled: list[bytes], prompt: 
         *ids,
         TOKENIZER.end_of_text_id,
     ]
-    # A byte belongs to the last character of the text up to and including this byte.
+    # A byte belongs to the last character of the text that ends with this byte.
     for number, token in enumerate(tokens[:-1]):
         before = b"".join(spelled[:number])
         if spelled[number]:

@@ -43,7 +43,7 @@ def slow_down(page: Any) -> None:
 
 
 def say(page: Any, text: str, then: str = "#send", **options: Any) -> None:
-    """Send a message, and wait until `then` is visible."""
+    """Send a message, and wait until the element `then` is visible."""
     page.fill("#message", text)
     page.press("#message", "Enter")
     page.locator(then, **options).first.wait_for(state="visible", timeout=60_000)

@@ -1,4 +1,4 @@
-"""`evaluate.py serve` with OpenAI's client: answers, errors in the API's form, clients that disconnect, and signals."""
+"""`evaluate.py serve` with OpenAI's client: answers, errors in its format, disconnected clients, and signals."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Models that other programs have saved are loaded, for example with tied weights that are stored only once."""
+"""Models that other programs have saved can be loaded, even if they store tied weights only once."""
 
 import json
 import re

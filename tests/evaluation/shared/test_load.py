@@ -42,7 +42,7 @@ def test_foreign_models_generate_like_ours(
 ) -> None:
     ours = load(locate(str(copied), None), None, torch.device("cpu"))
     weights = naming(plain_of(ours.network), ours.network.config)
-    if naming is gpjt:  # a run directory in the form of gpjt's repository
+    if naming is gpjt:  # a run directory like those in gpjt's repository
         folder = tmp_path / "theirs" / "checkpoints" / "20251201Z120000-iteration-2"
         folder.mkdir(parents=True)
         (tmp_path / "theirs" / "model.json").write_text((copied / "model.json").read_text())

@@ -238,7 +238,7 @@ NOISES = st.builds(
 
 @given(NOISES, st.floats(1e-3, 10.0), st.integers(2, 200))
 def test_more_comparisons_never_narrow_an_interval(noise: SeedNoise, text: float, documents: int) -> None:
-    """Holm's procedure relies on this: a pair that differs significantly among many pairs also does so among few."""
+    """Holm's procedure relies on this: a difference that is significant among many pairs remains so among few."""
     widths = []
     for comparisons in range(1, 11):
         interval = student_interval(1.0, text, documents, 1 - ERROR / comparisons)

@@ -59,7 +59,7 @@ def with_keys(**keys: Any) -> Damage:
 
 
 def with_content(content: Callable[[str, random.Random], str | bytes]) -> Damage:
-    """Return a function that replaces the content of a file with content that is made from the old text."""
+    """Return a function that computes a file's new content from its old text, and writes it."""
 
     def damage(path: Path, draw: random.Random) -> None:
         new = content(path.read_text(), draw)

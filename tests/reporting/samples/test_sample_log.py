@@ -1,4 +1,4 @@
-"""The sample log: damaged lines are left out and counted, and no folders of the machine are shown."""
+"""The sample log: damaged lines are left out and counted, and sources are shown without parent folders."""
 
 import json
 import math

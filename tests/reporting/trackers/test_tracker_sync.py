@@ -109,7 +109,7 @@ def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
 def test_new_runs_and_second_replays_are_errors(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard"), pytest.importorskip("trackio")
     waiting = module.TrackerSync(tmp_path, "tensorboard", "tests")
-    with pytest.raises(NotBegun, match="the run has not begun"):  # --watch then waits until the run begins
+    with pytest.raises(NotBegun, match="the run has not begun"):  # after this error, --watch waits until the run begins
         waiting.advance()
     waiting.close()
     append_steps(tmp_path, 1, 2)

@@ -57,7 +57,7 @@ def replay(run: Path, name: str) -> tuple[int, int]:
 
 
 def killed_replay(run: Path, name: str, call: int | None, *, after: bool) -> bool:
-    """Replay in a child process, and kill the child before or after its change number `call` on disk.
+    """Replay in a child process. Kill the child just before or after its change number `call` on disk, counted from 0.
 
     Return whether the child was killed.
     """

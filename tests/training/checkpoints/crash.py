@@ -8,7 +8,7 @@ CRASH_RANK      the rank that is killed; the default is 0
 STOP_IN_STEP_2  if set, the process gets SIGTERM during the validation after step 2, and saves a checkpoint without a
                 validation loss
 
-The validation loss is best after step 4, because 10 is added to every later one.
+The validation loss is best after step 4, because 10 is added to every later validation loss.
 """
 
 import os

@@ -164,14 +164,17 @@ WriteVariant = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory, token_files: Path, few: Path, answers: Path) -> WriteVariant:
-    """Return a function that writes the run directory of a variant into a new folder with this name."""
+    """Return a function that writes the run directory of a variant.
+
+    Its second argument is the name of the new folder for this directory.
+    """
     directories = token_files, few, answers
     return lambda variant, name: VARIANTS[variant].write(tmp_path_factory.mktemp(name) / "run", *directories)
 
 
 @pytest.fixture(scope="module")
 def reference(write: WriteVariant) -> Callable[[str], Numbers]:
-    """Return a function that returns the numbers of a variant in one process. It trains each variant only once."""
+    """Return a function that trains a variant in one process, but only once, and returns its numbers."""
     results: dict[str, Numbers] = {}
 
     def numbers(variant: str) -> Numbers:

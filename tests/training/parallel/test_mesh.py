@@ -135,7 +135,7 @@ def test_ranks_hold_and_write_their_shards_rows(rows: int, rank: int) -> None:
 
 
 def test_only_the_sharded_mesh_dimension_counts() -> None:
-    with as_rank(6, of=8):  # rank 6 has the third of the second replica's four shards
+    with as_rank(6, of=8):  # rank 6 is in the second replica and has the third of 4 shards
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replica", "shard"))
         value = DTensor.from_local(numbered_rows(2), mesh, [Replicate(), Shard(0)], run_check=False)
         shards = shards_of(value)

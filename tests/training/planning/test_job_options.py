@@ -1,4 +1,4 @@
-"""`--dry-run` describes the effects of all other options on its command line."""
+"""`--dry-run` describes the effect of every option that is given with it."""
 
 from pathlib import Path
 

@@ -22,7 +22,7 @@ plain_step = loop.train_step
 
 
 def lose(number: int, kind: str) -> None:
-    """Make a stream fail as it does if its reader ends or stops, a disk is full, or a terminal is closed."""
+    """Make a stream fail, as when its reader ends or stops, its disk is full, or its terminal is closed."""
     if kind == "closed":
         os.close(number)
     elif kind == "closed by Python":

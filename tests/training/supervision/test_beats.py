@@ -18,7 +18,7 @@ from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import Beat, BeatExchange, Beats
 from training.telemetry.metrics_log import read_metrics
 
-PATIENCE = 5  # a number of polls, the smallest that train.json allows
+PATIENCE = 5  # in polls; the smallest number that train.json allows
 
 
 def beat(count: int, **fields: Any) -> Beat:

@@ -1,4 +1,4 @@
-"""Output may be lost, and advisory code may fail, at any step: the run has the same bits and records what was lost."""
+"""If output is lost or advisory code fails, at any step, the run has the same bits and records what was lost."""
 
 import json
 import os

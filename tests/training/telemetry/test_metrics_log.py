@@ -140,8 +140,8 @@ EARLIER = {Metric.SKIPPED_STEPS, RunEvent.SPIKE_SKIPPED, Detail.WHO}
 # Names that are also ordinary words or keys of other files
 COMMON_METRICS = {Metric.LEARNING_RATE, Metric.EPOCHS, Metric.USD, Metric.PRICE_PER_HOUR, Metric.STATE_SHA256}
 COMMON_DETAILS = {Detail.NAME, Detail.KEY}
-# Modules that read or write other files (the list of measured machines, and the results of evaluations), each with a
-# key of its file that has the same name as a metric
+# Pairs of a module and a metric. The module reads or writes another file, in which a key has the metric's name. These
+# files are the list of measured machines and the results of evaluations.
 OTHER_FILES = {
     ("training/planning/throughput.py", Metric.TOKENS_PER_SECOND),
     ("evaluation/instruct/instruct.py", Metric.VALIDATION_LOSS),
