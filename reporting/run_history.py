@@ -183,7 +183,7 @@ def run_names(directories: Sequence[Path]) -> list[str]:
 
 
 def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the elapsed seconds and dollars of a run over all lines of its metrics, both (n,).
+    """Return a run's elapsed seconds and its dollars over all lines of its metrics, as two arrays (n,).
 
     Work that was lost in a crash is included. `price`, in dollars per hour, is used for jobs that recorded no price.
     Without any price, the dollars are None.

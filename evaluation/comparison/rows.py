@@ -207,7 +207,7 @@ def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -
 
 
 def _superseded_note(results: Sequence[EvaluationResult]) -> str:
-    """Return a note with the number of results from other weights, and these weights' hashes; "" without results."""
+    """Return a note on results from other weights: their number and the weights' hashes; "" for no results."""
     if not results:
         return ""
     hashes = ", ".join(dict.fromkeys(str(result.weights) for result in results))

@@ -267,7 +267,7 @@ class Asker:
     def _outcome_of(self, error: APIStatusError, request: JudgeRequest) -> Reply | PromptVerdict:
         """Return the refusal or failure that an error stands for.
 
-        An error that every request would get also ends the session.
+        If every request would get the same error, the session ends, too.
         """
         message = server_message(error.body) or f"status {error.status_code}"
         why = f"{error.status_code}: {one_line(hidden_in(message, self._key))}"

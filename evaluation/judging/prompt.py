@@ -151,7 +151,7 @@ class Prompt:
 def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Prompt]:
     """Return `repeats` prompts for each question and seed, or fewer if there are not that many different orders."""
     answers = len(panel.candidates) + 1
-    # The orders are the rows of a Williams square and, for an odd number of answers, of its mirror image.
+    # The orders are the rows of a Williams square. For an odd number of answers, its mirror image adds more orders.
     repeats = min(repeats, answers * (1 + answers % 2))
     items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
     prompts = []

@@ -24,7 +24,7 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER
 
-CAVEAT = "With another judge, all scores can change by more than the intervals, and so can their order."
+CAVEAT = "With another judge, all scores can change by more than the intervals, and their order can change, too."
 SEEDS_NOTE = "Intervals cover other questions of the same kind and other fine-tuning seeds."
 TWO_SEEDS_ASSUMPTION = "assuming that scores vary equally between the seeds of all models"
 TWO_SEEDS_NOTE = (

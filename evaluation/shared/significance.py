@@ -51,7 +51,7 @@ _AS_LIKELY = 1.0
 # to the spectrum, is at least this share of the power at frequency zero.
 _FLAT = 0.65
 
-Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
+Runs = Mapping[int, float]  # the measured value of each run of a recipe, by training seed
 
 
 @attrs.frozen(kw_only=True)
@@ -148,7 +148,7 @@ class SeedNoise:
         )
 
     def _reaches(self, comparisons: int, critical: float | None) -> tuple[float, float]:
-        """Return two half widths for a difference, from the pooled error and from the pairwise error."""
+        """Return two half widths for a difference: one from the pooled error, and one from the pairwise error."""
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
         return critical * self.pooled, pairwise_quantile(comparisons, self.pairwise_freedom) * self.pairwise
@@ -377,8 +377,8 @@ def seed_noise(
 ) -> SeedNoise | None:
     """Return the seed noise of the difference between two recipes, or None if either has only one run.
 
-    The runs are paired if the two recipes share at least two seeds. `stated_deviation`: the standard deviation of a run
-    over seeds, if the user stated it; then nothing is estimated, and a single run per recipe is enough.
+    The runs are paired if the two recipes share at least two seeds. `stated_deviation`: the standard deviation between
+    the runs of a recipe, as the user stated it; None: estimate it. If it is stated, one run per recipe is enough.
     """
     seeds = shared_seeds(first, second)
     scale = math.sqrt(2 / len(seeds) if seeds else 1 / len(first) + 1 / len(second))
