@@ -153,7 +153,7 @@ class ChartedAxis:
             yield self._chart(panel.title, panel.metric, curves, logarithmic=logarithmic)
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
-        """Yield the charts of one loss of several runs.
+        """Yield the charts of the training loss, or of the validation loss, for several runs.
 
         Runs with the same tokenizer share a chart in nats per token. Runs with different tokenizers share a chart in
         bits per byte of text; if a run's bytes are unknown, there is a chart in nats per token for each tokenizer.

@@ -176,7 +176,7 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, JobRecord, list[No
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
-    """Return the names of runs for people: the last folder of each path, or the whole path if that is not unique."""
+    """Return a short name for each run: the last folder of its path, or the whole path if that folder is not unique."""
     paths = [directory.resolve().parts for directory in directories]
     names = ["/".join(parts[-3 if parts[-2:-1] == (ARCHIVE,) else -1 :]) for parts in paths]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]

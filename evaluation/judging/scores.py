@@ -295,7 +295,7 @@ def _shared_values(judgment: Judgment, verdicts: list[PromptVerdict], scores: Sc
         "effort": judge.effort,
         "base_url": judge.base_url,
         "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
-        "answers_sha256": _answers_sha256(panel),  # tells apart judgments of different answers to the same questions
+        "answers_sha256": _answers_sha256(panel),  # other answers to the same questions have another hash
         "orders": judgment.options.orders,
         "seeds": panel.slots,
         "anchor": scores.anchor,
