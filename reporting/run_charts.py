@@ -205,7 +205,7 @@ class ChartedAxis:
         return len(self.histories) <= (MOST_RAW if key in LOSSES else 1)
 
     def _lines(self, number: int, key: str, curve: Curve, name: str, color: int) -> list[Line]:
-        """Return the lines of a run's curve: the logged values, or the moving average of a noisy metric, or both."""
+        """Return the lines of a run's curve: the logged values, the moving average of a noisy metric, or both."""
         x = self.histories[number].along(self.name, curve.steps) * self.factor
         line = Line(name=name, x=x, y=curve.values, color=color, dotted=key == Metric.VALIDATION_LOSS)
         if key not in NOISY:

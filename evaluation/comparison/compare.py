@@ -23,7 +23,7 @@ from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.shared.results import EvaluationResult, Measure
 
 SCOPE = (
-    "Intervals cover the choice of text and questions, the fine-tuning seed if there are several, and random_seed if "
+    "Intervals cover the choice of text and questions, the fine-tuning seeds if there are several, and random_seed if "
     "its noise is known. Differences are stated between recipes (all settings except the seed), not between single "
     "trained models."
 )

@@ -271,7 +271,7 @@ def _files_of_model(reference: str) -> list[Path]:
 
 
 def _by_question(answers: Answers) -> dict[Question, Answer]:
-    """Return answers by question. Equal questions in a file are distinguished by their number."""
+    """Return answers by question. If a file repeats a question, its occurrences are numbered."""
     counts: Counter[Record] = Counter()
     by_question = {}
     for answer in answers.answers:

@@ -140,8 +140,8 @@ def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
     """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
     This is certain if the range is in the files that the run was trained or validated on, because it is known which
-    parts of these files the run has read. It is also certain if the range is in another split of the same preparation.
-    All other files may contain documents that the run has read.
+    parts of these files the run has read. It is also certain if the range is in another split that was prepared
+    together with these files. All other files may contain documents that the run has read.
     """
     if not location.is_lockstep_checkpoint:
         return False

@@ -227,7 +227,7 @@ class ApiReply:
     def _choice(self, index: int, part: AnswerPart, chat: JSON) -> JSON:
         """Return the entry of an answer in the response's list of choices.
 
-        `chat`: the content of the entry if the request is a chat; otherwise, it is ignored.
+        `chat`: for a chat, the field of the entry that contains the answer. For a text completion, it is ignored.
         """
         is_chat, scores = self.request.is_chat, None
         if self.request.alternatives is not None:
