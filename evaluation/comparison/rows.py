@@ -231,7 +231,7 @@ def _parse_results(record: dict[str, Any]) -> list[EvaluationResult] | None:
 
 
 def _is_valid(result: EvaluationResult) -> bool:
-    """Return whether a result can be shown and compared. To find out, this function compares it with itself.
+    """Return whether a result can be shown and compared. To find out, this function compares the result with itself.
 
     In a valid result, all numbers are finite, no error is negative, and every value is within its bounds.
     """

@@ -46,8 +46,8 @@ class Range:
     def identity(self) -> dict[str, Any]:
         """Return the identity of the range for a stored result: its position, and the sha256 of its tokens.
 
-        The hash also covers the weights of the tokens in the loss. The tokens are hashed as 32-bit integers, so that
-        the format of the files does not matter.
+        The hash also covers the loss weights of the tokens. The tokens are hashed as 32-bit integers, so that the
+        format of the files does not matter.
         """
         stream = open_split(self.directory, self.split)
         tokens, weights = stream.read(self.start, self.count + 1), np.empty(self.count * stream.weighted, np.uint8)

@@ -133,7 +133,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
 
 
 def model_files(path: Path) -> list[Path]:
-    """Return the files that define the network in another program's directory, sorted; [] if it contains no model.
+    """Return the files that define another program's network, sorted; [] if the directory contains no model.
 
     The configuration is one of these files, because the same weights with another configuration are another network.
     """
