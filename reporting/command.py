@@ -187,7 +187,7 @@ def _readable(command: ReportCommand) -> tuple[list[Path], list[BadInput]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs in the folder of an experiment or archive, without runs that have not begun.
+    """Return those runs in the folder of an experiment or archive that have begun.
 
     If a trial ended before its first pair of runs, it has only probe runs, and these are returned.
     """

@@ -153,7 +153,7 @@ class ChartedAxis:
             yield self._chart(panel.title, panel.metric, curves, logarithmic=logarithmic)
 
     def _losses(self, key: str, title: str) -> Iterator[LineChart]:
-        """Yield the charts of one loss of several runs.
+        """Yield the charts of the training loss, or of the validation loss, for several runs.
 
         Runs with the same tokenizer share a chart in nats per token. Runs with different tokenizers share a chart in
         bits per byte of text; if a run's bytes are unknown, there is a chart in nats per token for each tokenizer.
@@ -205,7 +205,7 @@ class ChartedAxis:
         return len(self.histories) <= (MOST_RAW if key in LOSSES else 1)
 
     def _lines(self, number: int, key: str, curve: Curve, name: str, color: int) -> list[Line]:
-        """Return the lines of a run's curve: the logged values, or the moving average of a noisy metric, or both."""
+        """Return the lines of a run's curve: the logged values, the moving average of a noisy metric, or both."""
         x = self.histories[number].along(self.name, curve.steps) * self.factor
         line = Line(name=name, x=x, y=curve.values, color=color, dotted=key == Metric.VALIDATION_LOSS)
         if key not in NOISY:

@@ -176,14 +176,14 @@ def read_resolved(directory: Path) -> tuple[RunRecord | None, JobRecord, list[No
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
-    """Return the names of runs for people: the last folder of each path, or the whole path if that is not unique."""
+    """Return a short name for each run: the last folder of its path, or the whole path if that folder is not unique."""
     paths = [directory.resolve().parts for directory in directories]
     names = ["/".join(parts[-3 if parts[-2:-1] == (ARCHIVE,) else -1 :]) for parts in paths]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]
 
 
 def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the elapsed seconds and dollars of a run over all lines of its metrics, both (n,).
+    """Return a run's elapsed seconds and its dollars over all lines of its metrics, as two arrays (n,).
 
     Work that was lost in a crash is included. `price`, in dollars per hour, is used for jobs that recorded no price.
     Without any price, the dollars are None.

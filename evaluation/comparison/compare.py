@@ -23,7 +23,7 @@ from evaluation.loss.loss_measures import HELD_OUT
 from evaluation.shared.results import EvaluationResult, Measure
 
 SCOPE = (
-    "Intervals cover the choice of text and questions, the fine-tuning seed if there are several, and random_seed if "
+    "Intervals cover the choice of text and questions, the fine-tuning seeds if there are several, and random_seed if "
     "its noise is known. Differences are stated between recipes (all settings except the seed), not between single "
     "trained models."
 )
@@ -203,8 +203,8 @@ def _select_results(evaluation: str, rows: list[Row]) -> list[EvaluationResult |
     """Return, for each model, the result of this evaluation that the table shows, or None if the model has none.
 
     Each model has a newest result for each data set that it was measured on. The table shows the result for the data
-    set that most models were measured on. A tie between data sets goes to the result that leaves out the fewest items.
-    If there is still a tie, the data set with the latest measurement wins.
+    set that most models were measured on. If several data sets tie, it shows the result that leaves out the fewest
+    items. If there is still a tie, the data set with the latest measurement wins.
     """
     newest = [{result.subject: result for result in row.results if result.evaluation == evaluation} for row in rows]
     by_time = sorted(

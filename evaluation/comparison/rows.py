@@ -207,7 +207,7 @@ def _differ(measured: WeightsIdentity | None, current: WeightsIdentity | None) -
 
 
 def _superseded_note(results: Sequence[EvaluationResult]) -> str:
-    """Return a note with the number of results from other weights, and these weights' hashes; "" without results."""
+    """Return a note on results from other weights: their number and the weights' hashes; "" for no results."""
     if not results:
         return ""
     hashes = ", ".join(dict.fromkeys(str(result.weights) for result in results))
@@ -231,7 +231,7 @@ def _parse_results(record: dict[str, Any]) -> list[EvaluationResult] | None:
 
 
 def _is_valid(result: EvaluationResult) -> bool:
-    """Return whether a result can be shown and compared. To find out, this function compares it with itself.
+    """Return whether a result can be shown and compared. To find out, this function compares the result with itself.
 
     In a valid result, all numbers are finite, no error is negative, and every value is within its bounds.
     """

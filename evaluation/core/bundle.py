@@ -38,8 +38,8 @@ LARGEST_BUNDLE = 1 << 30  # bytes; nanochat's archive has about 160 MB
 # nanochat's seeds, for the order of a task's items and for the choice of an item's examples. The item's number is added
 # to the second seed.
 ORDER_SEED, EXAMPLES_SEED = 1337, 1234
-# The kinds of tasks, each with the key of an item's contexts and the key of its continuations. An item has a list of
-# texts under at most one of these keys, and a single text under the other one.
+# The kinds of tasks, each with the key of an item's contexts and the key of its continuations. An item has a single
+# text under each of these keys, or a list of texts under one of them.
 KINDS = {
     "multiple_choice": ("query", "choices"),
     "schema": ("context_options", "continuation"),

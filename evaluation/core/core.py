@@ -107,7 +107,7 @@ def trained_on(trained: Trained, task: CoreTask, against: Path) -> np.ndarray:
 
 
 def means_of(scores: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Return the means over tasks and their standard errors as fields of the stored result."""
+    """Return the means over tasks, with their standard errors, as fields of the stored result."""
     (core, core_error, _), (gold, gold_error, _) = map(sum_of_means, task_parts(scores))
     errors = {"core_error": core_error, "gold_bits_per_byte_error": gold_error}
     return {"core": core, "gold_bits_per_byte": gold, **errors}

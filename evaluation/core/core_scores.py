@@ -108,7 +108,7 @@ def task_parts(tasks: Mapping[str, dict[str, Any]]) -> tuple[Parts, Parts]:
 def sum_of_means(parts: Parts, *, paired: bool = False) -> tuple[float, float | None, float]:
     """Return the sum of the means of independent parts, its standard error, and the error's degrees of freedom.
 
-    The error is None if any part has a single item.
+    The error is None if any part has only one item.
     """
     means = [(*_mean_and_error(part, paired=paired), len(part.values) - 1) for part in parts.values()]
     errors = [(error, freedom) for _, error, freedom in means if error is not None]

@@ -103,7 +103,7 @@ def _other_partials(directory: Path) -> list[Path]:
 
 
 def push(directory: Path, repository: str, *, private: bool) -> str:
-    """Upload an exported directory, and return its URL. Raises BadInput if the hub is unreachable or refuses it."""
+    """Upload an exported directory, and return its URL. Raises BadInput if the upload fails."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -31,7 +31,7 @@ from tokens.documents.messages import read_content
 RETRIES, LONGEST_PAUSE_SECONDS = 6, 8.0  # number of retries per request, and limit of the pause before a retry
 LONGEST_ASKED_PAUSE_SECONDS = 60.0  # longest pause that a server can make us wait
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes that concern a single prompt
-# These statuses concern a single prompt (it may be too long), provided that other prompts are answered.
+# If other prompts are answered, these statuses concern a single prompt, which may be too long, for example.
 REJECTED = (400, 413, 422)
 UNUSABLE = (401, 402, 403, 404, 405)  # every request would get the same status, however often it is repeated
 NO_CREDIT = "insufficient_quota"  # error code of a 429 that does not go away with time
@@ -135,7 +135,7 @@ class RequestSlots:
 
 
 class Asker:
-    """The sender of a session's requests. RequestSlots limits the requests in flight: at most --concurrency."""
+    """The sender of a session's requests. RequestSlots keeps the number in flight at or below --concurrency."""
 
     def __init__(self, judgment: Judgment, key: str):
         self._judgment, self._key = judgment, key
@@ -267,7 +267,7 @@ class Asker:
     def _outcome_of(self, error: APIStatusError, request: JudgeRequest) -> Reply | PromptVerdict:
         """Return the refusal or failure that an error stands for.
 
-        An error that every request would get also ends the session.
+        If every request would get the same error, the session ends, too.
         """
         message = server_message(error.body) or f"status {error.status_code}"
         why = f"{error.status_code}: {one_line(hidden_in(message, self._key))}"

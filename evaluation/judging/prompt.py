@@ -151,7 +151,7 @@ class Prompt:
 def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Prompt]:
     """Return `repeats` prompts for each question and seed, or fewer if there are not that many different orders."""
     answers = len(panel.candidates) + 1
-    # The orders are the rows of a Williams square and, for an odd number of answers, of its mirror image.
+    # The orders are the rows of a Williams square. For an odd number of answers, its mirror image adds more orders.
     repeats = min(repeats, answers * (1 + answers % 2))
     items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
     prompts = []
@@ -271,7 +271,7 @@ def _files_of_model(reference: str) -> list[Path]:
 
 
 def _by_question(answers: Answers) -> dict[Question, Answer]:
-    """Return answers by question. Equal questions in a file are distinguished by their number."""
+    """Return answers by question. If a file repeats a question, its occurrences are numbered."""
     counts: Counter[Record] = Counter()
     by_question = {}
     for answer in answers.answers:

@@ -24,7 +24,7 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, plus_minus, two_way_intervals
 from training.telemetry.metrics_log import ANSWERS, GIVEN_TOKENIZER
 
-CAVEAT = "With another judge, all scores can change by more than the intervals, and so can their order."
+CAVEAT = "With another judge, all scores can change by more than the intervals, and their order can change, too."
 SEEDS_NOTE = "Intervals cover other questions of the same kind and other fine-tuning seeds."
 TWO_SEEDS_ASSUMPTION = "assuming that scores vary equally between the seeds of all models"
 TWO_SEEDS_NOTE = (
@@ -295,7 +295,7 @@ def _shared_values(judgment: Judgment, verdicts: list[PromptVerdict], scores: Sc
         "effort": judge.effort,
         "base_url": judge.base_url,
         "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
-        "answers_sha256": _answers_sha256(panel),  # tells apart judgments of different answers to the same questions
+        "answers_sha256": _answers_sha256(panel),  # other answers to the same questions have another hash
         "orders": judgment.options.orders,
         "seeds": panel.slots,
         "anchor": scores.anchor,

@@ -1,9 +1,9 @@
 """The verdict store: an append-only JSON Lines file of requests and replies, and what they cost.
 
 Each line contains one of three things: a request that is about to be sent, with the largest usage that can be billed; a
-reply, with the key of its prompt; or the ids of requests that ended without being billed. For a request without an
-outcome, the maximum cost is always added. Prices are dollars per million tokens; they come from a dated JSON file that
-users edit.
+reply, with the key of its prompt; or the ids of requests that ended without being billed. A request without an
+outcome always counts with its maximum cost. Prices are dollars per million tokens; they come from a dated JSON file
+that users edit.
 """
 
 import math

@@ -16,8 +16,8 @@ from evaluation.shared.results import EvaluationResult, Measure, Measurement, Pu
 from evaluation.shared.significance import Interval, StreamMean, ratio_freedom, stream_mean, student_interval
 
 GROUPS = 256  # largest number of groups in a result
-# If neighboring groups are correlated and there are fewer degrees of freedom than this, the level of a difference is
-# multiplied by STRICTER, because such a small number of degrees of freedom is itself uncertain.
+# If neighboring groups are correlated and there are fewer degrees of freedom than this, the significance level of a
+# difference is multiplied by STRICTER, because such a small number of degrees of freedom is itself uncertain.
 LEAST_FREEDOM = 8
 STRICTER = 0.1
 

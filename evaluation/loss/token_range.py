@@ -46,8 +46,8 @@ class Range:
     def identity(self) -> dict[str, Any]:
         """Return the identity of the range for a stored result: its position, and the sha256 of its tokens.
 
-        The hash also covers the weights of the tokens in the loss. The tokens are hashed as 32-bit integers, so that
-        the format of the files does not matter.
+        The hash also covers the loss weights of the tokens. The tokens are hashed as 32-bit integers, so that the
+        format of the files does not matter.
         """
         stream = open_split(self.directory, self.split)
         tokens, weights = stream.read(self.start, self.count + 1), np.empty(self.count * stream.weighted, np.uint8)
@@ -140,8 +140,8 @@ def is_certainly_unread(location: ModelLocation, span: Range) -> bool:
     """Return whether a run certainly has not read a range for which `check_unseen` raised no error.
 
     This is certain if the range is in the files that the run was trained or validated on, because it is known which
-    parts of these files the run has read. It is also certain if the range is in another split of the same preparation.
-    All other files may contain documents that the run has read.
+    parts of these files the run has read. It is also certain if the range is in another split that was prepared
+    together with these files. All other files may contain documents that the run has read.
     """
     if not location.is_lockstep_checkpoint:
         return False

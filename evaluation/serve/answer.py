@@ -146,7 +146,7 @@ class ServedAnswer:
             self._unposted += self._decoder.end()
         text, self._unposted = self._unposted[:end], self._unposted[len(self._unposted) if end is None else end :]
         self._posted += len(text)
-        limit = self._posted + (end is None)  # the last part may also have a last token without text
+        limit = self._posted + (end is None)  # the answer may end with a token without text
         tokens = [token for token in self._tokens if token.offset < limit]
         self._tokens = [token for token in self._tokens if token.offset >= limit]
         return AnswerPart(text, tokens, finish)
@@ -227,7 +227,7 @@ class ApiReply:
     def _choice(self, index: int, part: AnswerPart, chat: JSON) -> JSON:
         """Return the entry of an answer in the response's list of choices.
 
-        `chat`: the content of the entry if the request is a chat; otherwise, it is ignored.
+        `chat`: for a chat, the field of the entry that contains the answer. For a text completion, it is ignored.
         """
         is_chat, scores = self.request.is_chat, None
         if self.request.alternatives is not None:
@@ -258,7 +258,7 @@ class ApiReply:
         def top_logprobs(token: ScoredToken, score: Score) -> dict[str, float]:
             """Return the likeliest tokens and, as OpenAI's API does, the chosen token if it is not one of them."""
             pairs = [*score.alternatives, (token.token, score.log_probability)]
-            # In reversed order, the likeliest of several tokens with the same name wins.
+            # The order is reversed so that, if several tokens have the same name, the likeliest one wins.
             return {name(token_id): log_probability for token_id, log_probability in reversed(pairs)}
 
         return {

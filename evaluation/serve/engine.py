@@ -109,7 +109,7 @@ class Engine:
         answer.begin(Prefix(self.trained.network) if is_new else self._idle.pop(0 if answer.request.repeatable else -1))
 
     def _advance(self, group: list[ServedAnswer]) -> None:
-        """Compute the next token of each answer in a group or, for a single answer, the next chunk of its prompt."""
+        """Compute the next token of each answer in a group, or the next chunk of one answer's prompt."""
         with self._ending(group):
             drawings = [answer.drawing for answer in group if answer.drawing is not None]
             scores_prompt = group[0].scores_prompt  # such an answer is the only one in its group

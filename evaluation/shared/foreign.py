@@ -61,7 +61,7 @@ SHAPE_KEYS = {KEYS["mlp_width"]: "hidden_width"} | {
     for name in ("emb_dim", "n_layers", "context_length", "vocab_size")
     for key in (name, *OPTIONS[name].keys[GPT2], *OPTIONS[name].keys.get(NANOGPT_KEYS, ()))
 }
-# The keys that name the activation. Each key has a mapping from the file's names of activations to our names.
+# The keys that name the activation. Each key has a mapping from the file's activation names to our names.
 ACTIVATION_KEYS = {
     KEYS["activation"]: {theirs: ours for theirs, ours in OUR_ACTIVATIONS.items() if ours in UNGATED},
     "activation": {name: name for name in UNGATED},
@@ -133,7 +133,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
 
 
 def model_files(path: Path) -> list[Path]:
-    """Return the files that define the network in another program's directory, sorted; [] if it contains no model.
+    """Return the files that define another program's network, sorted; [] if the directory contains no model.
 
     The configuration is one of these files, because the same weights with another configuration are another network.
     """

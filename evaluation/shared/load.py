@@ -131,7 +131,7 @@ def load_network(location: ModelLocation) -> GPT:
 def load_on_all(ranks: Ranks, location: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. If one rank fails, all raise BadInput."""
     loaded: list[Trained] = []
-    # `together` sends the function's return value to all ranks. This function returns None, and the list keeps each
-    # rank's model on that rank.
+    # `together` sends the return value of its function to all ranks. The models must not be sent, so this function
+    # returns None, and each rank keeps its own model in `loaded`.
     together(ranks, lambda: loaded.append(load(location, tokenizer, ranks.device)))
     return loaded[0]

@@ -33,7 +33,7 @@ class ModelLocation:
 
     @property
     def is_lockstep_checkpoint(self) -> bool:
-        """True for a checkpoint of Lockstep, even a damaged one. Only such a model has a record of its training."""
+        """True for a checkpoint of Lockstep, even a damaged one. Other models have no record of their training."""
         marks = (STATE,) if self.run is None else (STATE, MANIFEST)
         return any(os.path.lexists(self.path / file) for file in marks)
 

@@ -1,4 +1,4 @@
-"""Read instruction records with reference answers, and read and write files with the answers of models."""
+"""Read instruction records with their reference answers. Also read and write files of model answers."""
 
 import codecs
 import json

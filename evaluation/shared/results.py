@@ -213,7 +213,7 @@ def seconds_by_price(
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Return whether a record has a model and an evaluation, and `is_number` accepts all of its finite numbers."""
+    """Return whether a record names a model and an evaluation, and all of its finite numbers pass `is_number`."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
     numbers = [number for number in scalars_in(record) if type(number) in (int, float)]
     return named and all(is_number(number) for number in numbers if type(number) is int or math.isfinite(number))

@@ -22,7 +22,7 @@ import attrs
 import numpy as np
 from scipy import fft, optimize, special
 
-ERROR = 0.05  # probability that at least one false difference is reported when there is no real one
+ERROR = 0.05  # probability that any difference is reported when there is none
 CONFIDENCE = 1 - ERROR
 PAIRWISE_EXPONENT = 2 / 3
 BAND_ERROR = 0.04  # level of `prediction_band` for a run's mean; for all single values together, the level is ERROR
@@ -51,7 +51,7 @@ _AS_LIKELY = 1.0
 # to the spectrum, is at least this share of the power at frequency zero.
 _FLAT = 0.65
 
-Runs = Mapping[int, float]  # the measured value of each of a recipe's runs, by training seed
+Runs = Mapping[int, float]  # the measured value of each run of a recipe, by training seed
 
 
 @attrs.frozen(kw_only=True)
@@ -148,7 +148,7 @@ class SeedNoise:
         )
 
     def _reaches(self, comparisons: int, critical: float | None) -> tuple[float, float]:
-        """Return two half widths for a difference, from the pooled error and from the pairwise error."""
+        """Return two half widths for a difference: one from the pooled error, and one from the pairwise error."""
         if critical is None:
             critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
         return critical * self.pooled, pairwise_quantile(comparisons, self.pairwise_freedom) * self.pairwise
@@ -200,9 +200,9 @@ def hits_error(values: np.ndarray, step: float, *, paired: bool) -> float | None
     `step`: the value of a hit minus the value of a miss. `paired`: the values are differences between two models, which
     are 0 if both models hit or both miss an item.
 
-    If all items are hits, all are misses, or the models never differ, the plain error is 0, as if no other sample could
-    have given a different mean. Therefore, the error is never smaller than it would be with two additional items. One
-    of these items is a hit, and the other one is a miss (Agresti and Coull, American Statistician 52, 1998). If
+    If all items are hits, if all are misses, or if the models never differ, the plain error is 0, as if no other sample
+    could have given a different mean. Therefore, the error is never smaller than it would be with two additional items.
+    One of these items is a hit, and the other one is a miss (Agresti and Coull, American Statistician 52, 1998). If
     `paired`, the models agree on one additional item and differ on the other one, which counts half for each model
     (Agresti and Min, Statistics in Medicine 24, 2005).
     """
@@ -292,8 +292,8 @@ def _spectra(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays that describe the candidate spectra at `number` frequencies above zero.
 
     The first spectrum belongs to independent units. For each spectrum, the first array has its inverse (spectra,
-    frequencies), and the second array has the sum of the logarithms of its powers (spectra,). The third array has its
-    mean power over the lowest 1, 2, ... frequencies, as a share of its power at zero (spectra, frequencies).
+    frequencies), and the second array has the sum of the logarithms of its powers (spectra,). The third array has the
+    spectrum's mean power over the lowest 1, 2, ... frequencies, as a share of its power at zero (spectra, frequencies).
     """
     cosines = np.cos(np.pi * np.arange(1, number + 1) / (number + 1))
     rows, at_zero = [np.ones(number)], [1.0]
@@ -348,7 +348,7 @@ def combined_error(*parts: tuple[float, float]) -> tuple[float, float]:
 
 
 def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float, int]:
-    """Return the standard deviation of a run's value over seeds, and its degrees of freedom.
+    """Return the standard deviation between runs of a recipe with different seeds, and its degrees of freedom.
 
     `paired`: remove the effect that a seed has on all recipes alike.
     """
@@ -377,8 +377,8 @@ def seed_noise(
 ) -> SeedNoise | None:
     """Return the seed noise of the difference between two recipes, or None if either has only one run.
 
-    The runs are paired if the two recipes share at least two seeds. `stated_deviation`: the standard deviation of a run
-    over seeds, if the user stated it; then nothing is estimated, and a single run per recipe is enough.
+    The runs are paired if the two recipes share at least two seeds. `stated_deviation`: the standard deviation between
+    the runs of a recipe, as the user stated it; None: estimate it. If it is stated, one run per recipe is enough.
     """
     seeds = shared_seeds(first, second)
     scale = math.sqrt(2 / len(seeds) if seeds else 1 / len(first) + 1 / len(second))
@@ -455,7 +455,7 @@ def detectable_deviations(comparisons: int, seeds: int) -> float:
 def detectable_shift(probability: Callable[[float], float]) -> float:
     """Return the positive shift that is detected with probability POWER.
 
-    `probability`: the probability of detecting a shift; it must increase with the shift.
+    `probability`: a function that returns the probability of detecting a shift. It must increase with the shift.
     """
     upper_bound = 1.0
     while probability(upper_bound) < POWER:
@@ -475,10 +475,10 @@ def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[in
     ValueError unless the same questions were judged for all models.
 
     Questions are paired, but seeds are not. The variance over seeds is pooled over models. As a safeguard, each
-    interval is at least as wide as a t-interval that is computed only from the seeds of the same one or two models. The
-    level of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two
-    seeds, the safeguard is weak: the intervals assume that the seeds of all models vary alike. The error over questions
-    and the error over seeds both include the noise of single answers, so the intervals are conservative. With one seed,
+    interval is at least as wide as a t-interval that uses only the seeds of its model, or of its two models. The level
+    of this t-interval depends on whether these models vary more than the others (`_pairwise_error`). With two seeds,
+    the safeguard is weak: the intervals assume that the seeds of all models vary alike. The error over questions and
+    the error over seeds both include the noise of single answers, so the intervals are conservative. With one seed,
     they cover only the choice of questions and do not show which model is better. The intervals of the differences are
     simultaneous (Bonferroni).
     """

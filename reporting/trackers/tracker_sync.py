@@ -126,8 +126,8 @@ class Store(Protocol):
         """Store the added rows durably. With `at_once`, there is nothing to do."""
 
 
-# The keys are names of packages and values of `--to`. Each entry has the tested version of the package, our module, and
-# the class in this module that implements Store.
+# Each key is the name of a package, and also a value of `--to`. Each entry has the tested version of the package, our
+# module, and the class in this module that implements Store.
 TRACKERS = {
     "tensorboard": ("2.21.0", "reporting.trackers.tensorboard_events", "TensorBoardEvents"),
     "wandb": ("0.31.0", "reporting.trackers.wandb_run", "WandbRun"),
