@@ -236,7 +236,7 @@ def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, sco
     tensors = _run(backend, inputs, gradient)
     with torch.no_grad():
         tensors.append(_attend(backend, inputs, 0.0))  # without gradients, as in validation
-    # The first differences are 0, or NaN for a tensor that is not finite.
+    # Begin with one difference per tensor: 0, or NaN if the tensor is not finite.
     differences = [0.0 * torch.linalg.vector_norm(part, math.inf, dtype=torch.float32) for part in tensors]
     batch, heads, length, width = inputs[0].shape
     gradients = gradient.unflatten(2, (heads, width)).transpose(1, 2)

@@ -282,7 +282,7 @@ def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
     """Return how many tokens all GPUs together could train on in the time of the run, including its validations.
 
     Validations run at intervals and before the first step. Each validation is assumed to use all datasets of a mixture.
-    This is an upper bound, because a dataset may have no validation tokens.
+    The returned number is an upper bound, because a dataset may have no validation tokens.
     """
     trained = plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
     interval = train.validation.validation_interval

@@ -23,7 +23,7 @@ from model.counts import meta_network
 from model.shards import ShardedGPT, ShardExchange
 
 COLLECTIVE = "collective"
-# If the name of an operator starts with one of these words, it is a kernel from a library.
+# An operator is a kernel from a library if its name starts with one of these words.
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product", COLLECTIVE)
 # If the name of an operator contains one of these words, its output is kept, because a compiler does not recompute it.
 REDUCTIONS = ("norm", "softmax", "sum", "mean", "dropout")

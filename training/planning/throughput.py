@@ -68,8 +68,7 @@ class Efficiency:
 # With these fractions for matrix products and attention, and the bytes of llm.c's kernels, the roofline reproduces
 # llm.c's published runs, which are listed in tests/training/planning/test_throughput.py. The fractions also apply to
 # Lockstep, because Lockstep and llm.c both use cuBLAS and cuDNN for these operations. The fraction of the bandwidth is
-# what elementwise kernels reached on one H100. Every other GPU uses the fractions of the GPU that its `similar_to`
-# names.
+# what elementwise kernels reached on one H100. For every other GPU, `similar_to` says whose fractions apply.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
 # These are torch's names of the GPUs. Estimates for the H200 are 1 to 10% below its measured throughput.
 FITTED = ("A100", "H100", "H200")
