@@ -227,7 +227,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_run(directory: Path) -> bool:
-    """Return whether a folder looks like a run directory, judging only by its file names."""
+    """Return whether a folder looks like a run directory. Only its file names are checked."""
     return (directory / "train.json").exists()
 
 

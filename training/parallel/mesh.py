@@ -89,7 +89,7 @@ class Spread:
 
     @functools.cache  # noqa: B019  # the cached objects are small and refer to nothing else
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """For each rank, return the pieces that it holds of a parameter's given rows.
+        """Return, for each rank, its pieces of the given rows of a parameter.
 
         A rank that holds none of the rows gets a single empty piece.
         """

@@ -112,8 +112,8 @@ class Kernels(TorchDispatchMode):
     A fused kernel reads and writes each piece of memory only once. Another kernel, or the backward pass, reads a value
     from memory only if a matrix product also reads this value, or if computing it involves a reduction. All other
     values are computed again from values in memory, and so are copies in which elements are repeated. A tensor is cast
-    only once. These rules determine which tensors are saved for the backward pass. The statistics of a norm over heads are
-    not saved.
+    only once. These rules determine which tensors are saved for the backward pass. The statistics of a norm over heads
+    are not saved.
     """
 
     def __init__(self, network: nn.Module, compiled: bool):
