@@ -109,7 +109,7 @@ class _Value:
 class Kernels(TorchDispatchMode):
     """A model of torch.compile: all operators between two matrix products are fused into one kernel.
 
-    A fused kernel reads and writes each piece of memory only once. Another kernel, or the backward pass, reads a value
+    A fused kernel reads and writes each piece of memory only once. Later kernels, and the backward pass, read a value
     from memory only if a matrix product also reads this value, or if computing it involves a reduction. All other
     values are computed again from values in memory, and so are copies in which elements are repeated. A tensor is cast
     only once. These rules determine which tensors are saved for the backward pass. The statistics of a norm over heads
