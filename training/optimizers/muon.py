@@ -138,7 +138,7 @@ def _updated(tensor: Tensor, update_blocked: Tensor | None) -> Iterator[Tensor]:
 
 
 def _settings(options: OptimizationOptions, step: int) -> dict[str, float]:
-    """Return the momentum for a step. During its warm-up, it changes linearly from the first to the final value."""
+    """Return the momentum for a step. During the warm-up, the momentum changes linearly to its final value."""
     first, last, warmup_steps = options.first_momentum, options.muon_momentum, options.muon_momentum_warmup_steps
     return {"momentum": last if step >= warmup_steps else first + (last - first) * step / warmup_steps}
 

@@ -29,7 +29,7 @@ class Exchange:
     counts: list[int]  # number of partial sums of each rank
     piece: int  # number of elements that are sent at a time from each partial sum
     rounds: list[list[tuple[int, int]]]  # the rounds of additions that SumTree.additions returns
-    results: list[int]  # indices of the parts that contain the combined partial sums of all ranks after the rounds
+    results: list[int]  # after the rounds, the parts with these indices are the combined partial sums
 
     @classmethod
     def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":

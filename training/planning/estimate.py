@@ -79,7 +79,7 @@ class RunEstimate:
 
     run: Run
     prices: PriceList
-    start_up: tuple[float, int]  # seconds from launch to the first ordinary step, as `start_up_of` returns them
+    start_up: tuple[float, int]  # seconds before the first ordinary step, and number of measured jobs
     network: Network
     requested_gpus: int | None  # number of GPUs in the run directory's name, times the number of nodes
     # The plan for the requested GPUs or, if the name has no number, for one data-parallel rank per node. None if the
