@@ -158,7 +158,7 @@ def normalized_values(section: str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the values that change results by more than rounding errors, by file and key.
+    """Return, by file and key, the values that change results by more than rounding errors.
 
     The seed and plumbing keys are left out. If a key has no effect in combination with the other values, its default is
     returned.
@@ -357,7 +357,7 @@ def resolve_spelling(name: str) -> tuple[str, str]:
 def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> list[str]:
     """Write the values of --set into `values`, and return their keys in order.
 
-    If `values` has the key under its other name, that entry is removed. Raises BadInput if an override is not
+    If `values` has one of these keys under its other name, that entry is removed. Raises BadInput if an override is not
     KEY=VALUE, or if a key is set twice.
     """
     overridden: list[str] = []

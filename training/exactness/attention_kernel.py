@@ -198,7 +198,7 @@ def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
 def _in_memory(sequences: int, work: Callable[[int], T]) -> T:
     """Return what `work` returns for this number of sequences or, if they do not fit in memory, for fewer sequences.
 
-    The memory error is raised if a single sequence does not fit.
+    The memory error is raised if not even one sequence fits.
     """
     while True:
         try:

@@ -2,8 +2,8 @@
 
 Muon makes a matrix's momentum nearly orthogonal with five Newton-Schulz steps in bf16. Its updates are scaled to the
 size of AdamW's updates (Liu et al., arXiv 2502.16982), so that both optimizers can use the same learning rate and
-weight decay. The matrices are divided among ranks for this computation (training/parallel/matrix_shares.py). Each rank
-then updates the momentum and the weights that it holds.
+weight decay. For the Newton-Schulz steps, the matrices are divided among ranks (training/parallel/matrix_shares.py).
+Each rank then updates the momentum and the weights that it holds.
 """
 
 import math

@@ -218,7 +218,7 @@ def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
     reserved = torch.cuda.max_memory_reserved(device)
     usable = usable_bytes(device)  # measured again, because libraries take memory when they are first used
     if reserved > usable:
-        raise torch.OutOfMemoryError(f"less than {HEADROOM:.0%} of the GPU would be left")
+        raise torch.OutOfMemoryError(f"less than {HEADROOM:.0%} of the GPU's memory would be left")
     return Report(allocated=torch.cuda.max_memory_allocated(device), reserved=reserved, usable=usable)
 
 

@@ -75,7 +75,7 @@ class Offer:
 
 @attrs.frozen(kw_only=True)
 class RunEstimate:
-    """A run on each machine of a price list. At least one of the machines can train the run."""
+    """Estimates of a run on each machine of a price list. At least one of the machines can train the run."""
 
     run: Run
     prices: PriceList
@@ -279,7 +279,7 @@ def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
-    """Return how many tokens all GPUs together could train on in the time of the run, including its validations.
+    """Return how many tokens all GPUs together could train on in the time that the run and its validations take.
 
     Validations run at intervals and before the first step. Each validation is assumed to use all datasets of a mixture.
     The returned number is an upper bound, because a dataset may have no validation tokens.

@@ -174,11 +174,11 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
     """Return the bytes per token that a rank receives from the ranks that share its layers, in both passes.
 
     Each of the N ranks has L of the S shards, and C is the width of the embedding. Twice per layer, a rank gathers C
-    elements and adds up L * C elements; the backward pass does the reverse. The head does this once, and the embedding
-    does it once in fp32. A recomputed block repeats its exchanges, except for its last sum, which is repeated only with
-    dropout. The loss exchanges 2 fp32 numbers per shard; if it is computed in chunks, it does so twice. Of everything
-    that is gathered or summed, (N - 1) / N comes from other ranks. The sums of shared gradients (`add_shared`), which
-    are computed once per step, are not counted.
+    elements and adds up L * C elements; the backward pass does the reverse. In both passes together, the head needs one
+    such gather and one such sum, and so does the embedding, but in fp32. A recomputed block repeats its exchanges,
+    except for its last sum, which is repeated only with dropout. The loss exchanges 2 fp32 numbers per shard; if it is
+    computed in chunks, it does so twice. Of everything that is gathered or summed, (N - 1) / N comes from other ranks.
+    The sums of shared gradients (`add_shared`), which are computed once per step, are not counted.
     """
     shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
     size, local = 4 if train.execution.precision == "fp32" else 2, shards // ranks
