@@ -90,7 +90,7 @@ class TrainConfig:
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> "TrainConfig":
-        """Return the settings in a run's record, which any version of Lockstep may have written. Its keys are flat.
+        """Return the settings in a run's record, in which keys are flat. Any version of Lockstep may have written it.
 
         If that version did not have a key, the key gets its default, which is how that version behaved. Keys that have
         been removed since then are left out. A recorded value that would be refused today is kept, because the run was
@@ -237,7 +237,9 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     Error messages refer to files in the folder `source`. Raises BadInput with all problems at once, one line for each.
     """
     if not str(directory).isascii() and str(directory) != os.fsencode(directory).decode(errors="replace"):
-        raise BadInput(f"{directory}: the name is not UTF-8, so its checkpoints could not be read; rename the folder")
+        raise BadInput(
+            f"{directory}: the name is not UTF-8, so checkpoints in this folder could not be read; rename the folder"
+        )
     files = {section: source / f"{section}.json" for section in KEYS}
 
     def in_place(section: str, problem: Problem) -> Problem:

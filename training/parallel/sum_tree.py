@@ -24,7 +24,7 @@ class SumTree:
     def push(self, sums: list[range], part: range) -> int:
         """Append `part` to `sums`, the partial sums of all earlier leaves. Return the number of joins.
 
-        `part` is joined with the last sum in the list if they can be joined, then with the one before it, and so on.
+        If possible, `part` is joined with the last sum in the list, then with the one before it, and so on.
         """
         joins = 0
         while sums and self._can_join(sums[-1], part):
