@@ -83,7 +83,7 @@ def test_impossible_names_are_one_line(make_run: MakeRun, tmp_path: Path) -> Non
     assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
     odd = tmp_path / "bad\udcff"
     make_run().rename(odd)
-    assert "bad\\udcff: the name is not UTF-8, so its checkpoints could not be read" in one_line(train(odd))
+    assert "bad\\udcff: the name is not UTF-8, so checkpoints in this folder could not be read" in one_line(train(odd))
 
 
 def test_control_characters_never_reach_the_terminal(make_run: MakeRun) -> None:

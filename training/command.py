@@ -189,9 +189,9 @@ class TrainCommand:
     like: Annotated[
         str | None,
         option(
-            "create the run directory RUN with the keys of another run directory, the changes of --set, and a "
-            "vocabulary, validation and epochs that fit the tokens; then train it. For hf:DIR or hf:OWNER/NAME, use "
-            "the network of that Hugging Face model. With --dry-run or --plan, RUN is printed but not written",
+            "create the run directory RUN from the keys of another run directory, apply --set, fit the vocabulary, the "
+            "validation and the epochs to the tokens, and train the run. For hf:DIR or hf:OWNER/NAME, use the network "
+            "of that Hugging Face model. With --dry-run or --plan, RUN is printed but not written",
             "OTHER",
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""Guard: as soon as a loss or gradient norm is not finite, it blocks that update and all later ones.
+"""Guard: as soon as a loss or gradient norm is not finite, it blocks the update of that step and of all later steps.
 
 The decision is made on the device, so that no rank waits for its GPU. It uses numbers that are the same on every rank,
 so that all ranks make the same decision. Under elastic determinism, the decision is the same for any world size.

@@ -153,7 +153,7 @@ def _make_state(job: OpenJob) -> tuple[Numerics, TrainState]:
 def _request(job: OpenJob, numerics: Numerics) -> ResumeRequest:
     fingerprint = agreed_fingerprint(job.run.train, numerics, job.ranks)
     record = make_record(job.run, job.plan, job.token_set, fingerprint)
-    # --resume applies only once. If torchrun has restarted this job since then, the newest checkpoint is used.
+    # --resume applies only once. If torchrun restarts a job that has already resumed, the newest checkpoint is used.
     resumed = job.supervision.run_lock.resumed
     checkpoint = from_coordinator(job.ranks, lambda: "auto" if resumed else job.options.resume)
     _, tokenizer = job.token_set.tokenizer or (None, None)

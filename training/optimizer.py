@@ -94,7 +94,7 @@ class Optimizer:
             local.grad = None
 
     def _check_declared(self, part: torch.optim.Optimizer, rule: UpdateRule) -> None:
-        """Raise BadInput if the update created state that its rule does not declare: no checkpoint would store it."""
+        """Raise BadInput if the update created state that its rule does not declare. Checkpoints would not store it."""
         count = sum(map(len, part.state.values()))
         if self._checked.get(part) == count:  # nothing was added since the last check
             return

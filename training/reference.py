@@ -87,7 +87,7 @@ class ComparedLog(MetricsLog):
         self._directory, self._run_record, self._mark, self._last_shown = directory, compared, -1, ""
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record. At the first record, and then at each mark, compare the losses of all jobs so far."""
+        """Append a record. At the first record, and then at each mark, compare the run's losses with the band."""
         super().write(record)
         mark = record["step"] * MARKS // (self._run_record.steps or 1)
         if mark > self._mark and (Metric.TRAIN_LOSS in record or self._mark < 0):
@@ -152,9 +152,9 @@ def recipe_of(record: RunRecord) -> dict[str, Any]:
 
 
 def tokens_of(record: RunRecord) -> tuple[str | None, str | None]:
-    """Return the identity of a run's tokens, and their sources and tokenizer. Each is None if unknown.
+    """Return the identity of a run's tokens, and their sources and tokenizer. Either value is None if it is unknown.
 
-    Sources are returned without the prefix hf:, which manifests of earlier versions have only if the user wrote it.
+    Sources are returned without the prefix hf:. Manifests of earlier versions have it only if the user wrote it.
     Raises BadInput for a damaged manifest.
     """
     files = [stream.sha256 for stream in record.train_streams]

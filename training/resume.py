@@ -94,7 +94,7 @@ def begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> RunRecord:
 def load_checkpoint(
     checkpoint: Path, request: ResumeRequest, state: TrainState, ranks: Ranks
 ) -> tuple[list[str], RunRecord]:
-    """Print the changes since a checkpoint, then load it. Call this on every rank. Returns the same as `resume`."""
+    """Print the changes since a checkpoint, then load it. Returns what `resume` returns. Call this on every rank."""
     from training.checkpoints import compatibility
 
     before = read_state(checkpoint).config

@@ -92,7 +92,7 @@ class Saving:
     def settle(self, *, required: bool = False) -> None:
         """Wait until the save in flight has ended.
 
-        Raises the exception that ended the save early, and BadInput if a `required` checkpoint was not saved.
+        Raises the exception that ended the save early, or BadInput if a `required` checkpoint was not saved.
         """
         if self._thread is None:
             return

@@ -17,7 +17,7 @@ class Position:
 
     step: int = attrs.field(default=0, validator=integer(0))  # number of updates so far
     tokens: int = attrs.field(default=0, validator=integer(0))  # tokens trained on so far
-    elapsed_seconds: float = attrs.field(default=0.0, validator=number(0.0))  # wall clock, of all jobs so far
+    elapsed_seconds: float = attrs.field(default=0.0, validator=number(0.0))  # wall-clock time of all jobs so far
     validation_loss: float | None = None  # loss of these weights, if it was measured
     best_step: int | None = attrs.field(default=None, validator=optional(integer(0)))  # step of the best checkpoint
     best_validation_loss: float | None = None

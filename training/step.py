@@ -45,7 +45,7 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     # An overflow under fp16 is excused, as long as the scale is not exhausted: it blocks this update and halves the
     # scale, but does not end the run.
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()
-    # 1.0 blocks this update: its loss or norm is not finite, or an earlier step has ended the run.
+    # 1.0 if this update is blocked: its loss or norm is not finite, or an earlier step has ended the run.
     update_blocked = state.guard.observe(step, local_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
     state.optimizer.set_step(step, rate)

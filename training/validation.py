@@ -21,7 +21,7 @@ class Validation:
         """Read the weights of the targets, if they have any. Raises BadInput if no target adds to the loss."""
         self._stream, self._start_token, self._sequences = stream, start_token, sequences
         self._weights: np.ndarray | None = None  # weight of each target, (sequences, T)
-        self._total_weight: float = sequences  # divides the sum of the sequences' mean losses
+        self._total_weight: float = sequences  # divisor of the sum of the sequences' mean losses
         if stream.weighted:
             weights = read_target_weights([(stream, start_token)], sequences * context_length)
             self._weights = weights.reshape(sequences, context_length)

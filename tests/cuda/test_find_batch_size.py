@@ -45,7 +45,7 @@ def test_a_sequence_that_does_not_fit_gives_advice(make_small_run: MakeRun) -> N
     [
         (["torch=9"], "Report(allocated=9663676416, "),
         (["torch=9.6"], "CUDA out of memory."),  # less than 5% would be left
-        (["torch=9", "library=0.8"], "less than 5% of the GPU would be left"),
+        (["torch=9", "library=0.8"], "less than 5% of the GPU's memory would be left"),
         (
             ["torch=5", "torch=6"],
             "the allocator had to empty its cache, which is slow and means that memory is almost full",

@@ -206,7 +206,7 @@ def describe_balance(layout: Layout) -> list[str]:
 
 
 def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
-    """Return the description of a run that is printed before it starts, one topic per line."""
+    """Return the lines that describe a run, one topic per line. They are printed before the run starts."""
     layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
     product = factors(layout, train.execution.tensor_parallel)
     dependent = " (train.json has no global_batch_size, so the batch depends on the world size)"

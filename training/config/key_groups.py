@@ -282,7 +282,7 @@ class OptimizationOptions:
 
     @property
     def decay(self) -> str | None:
-        """How the learning rate decays, a name from training/schedule.py; None if the learning rate is constant."""
+        """The decay's name in training/schedule.py; None if the learning rate is constant."""
         scheduled = self.schedule_learning_rate
         return scheduled if isinstance(scheduled, str) else "cosine" if scheduled else None
 

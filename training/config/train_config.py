@@ -90,7 +90,7 @@ class TrainConfig:
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> "TrainConfig":
-        """Return the settings in a run's record, which any version of Lockstep may have written. Its keys are flat.
+        """Return the settings in a run's record, in which keys are flat. Any version of Lockstep may have written it.
 
         If that version did not have a key, the key gets its default, which is how that version behaved. Keys that have
         been removed since then are left out. A recorded value that would be refused today is kept, because the run was
@@ -158,7 +158,7 @@ def normalized_values(section: str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def recipe(model: ModelConfig, train: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the values that change results by more than rounding errors, by file and key.
+    """Return, by file and key, the values that change results by more than rounding errors.
 
     The seed and plumbing keys are left out. If a key has no effect in combination with the other values, its default is
     returned.
@@ -227,7 +227,7 @@ def read_files(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_run(directory: Path) -> bool:
-    """Return whether a folder looks like a run directory, judging only by its file names."""
+    """Return whether a folder looks like a run directory. Only its file names are checked."""
     return (directory / "train.json").exists()
 
 
@@ -237,7 +237,9 @@ def make_run(directory: Path, source: Path, values: dict[str, dict[str, Any]], o
     Error messages refer to files in the folder `source`. Raises BadInput with all problems at once, one line for each.
     """
     if not str(directory).isascii() and str(directory) != os.fsencode(directory).decode(errors="replace"):
-        raise BadInput(f"{directory}: the name is not UTF-8, so its checkpoints could not be read; rename the folder")
+        raise BadInput(
+            f"{directory}: the name is not UTF-8, so checkpoints in this folder could not be read; rename the folder"
+        )
     files = {section: source / f"{section}.json" for section in KEYS}
 
     def in_place(section: str, problem: Problem) -> Problem:
@@ -357,7 +359,7 @@ def resolve_spelling(name: str) -> tuple[str, str]:
 def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> list[str]:
     """Write the values of --set into `values`, and return their keys in order.
 
-    If `values` has the key under its other name, that entry is removed. Raises BadInput if an override is not
+    If `values` has one of these keys under its other name, that entry is removed. Raises BadInput if an override is not
     KEY=VALUE, or if a key is set twice.
     """
     overridden: list[str] = []

@@ -198,7 +198,7 @@ def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
 def _in_memory(sequences: int, work: Callable[[int], T]) -> T:
     """Return what `work` returns for this number of sequences or, if they do not fit in memory, for fewer sequences.
 
-    The memory error is raised if a single sequence does not fit.
+    The memory error is raised if not even one sequence fits.
     """
     while True:
         try:
@@ -236,7 +236,7 @@ def _difference(backend: SDPBackend, inputs: list[Tensor], gradient: Tensor, sco
     tensors = _run(backend, inputs, gradient)
     with torch.no_grad():
         tensors.append(_attend(backend, inputs, 0.0))  # without gradients, as in validation
-    # The first differences are 0, or NaN for a tensor that is not finite.
+    # Begin with one difference per tensor: 0, or NaN if the tensor is not finite.
     differences = [0.0 * torch.linalg.vector_norm(part, math.inf, dtype=torch.float32) for part in tensors]
     batch, heads, length, width = inputs[0].shape
     gradients = gradient.unflatten(2, (heads, width)).transpose(1, 2)

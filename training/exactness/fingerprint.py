@@ -116,7 +116,7 @@ def agreed_fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return "field: old -> new" for each difference between two fingerprints.
 
-    Fingerprints of earlier versions may have other field names, or fewer fields.
+    Fingerprints of earlier versions of Lockstep may have different field names, or fewer fields.
     """
     before = {name.replace("world_size", "data_parallel_size"): value for name, value in before.items()}
     before, now = ({"loss_chunks": 1, "tensor_shards": 1} | values for values in (before, now))

@@ -1,4 +1,4 @@
-"""A Triton kernel for the sum of squares of each row of matrices that may be anywhere in memory. Only GPUs use it.
+"""A Triton kernel that sums the squares of each matrix row. The matrices may be anywhere in memory. Only GPUs use it.
 
 The bits of a row's sum do not depend on the number of rows or on the row's position. Each program of the kernel sums
 one row: lane i adds the elements i, i + BLOCK, ... in order, and the lanes are added in an order that the compiler has

@@ -51,7 +51,7 @@ def _fold(squares: Tensor) -> Tensor:
     while (width := squares.shape[1]) > 1:
         half = width // 2
         squares[:, :half] += squares[:, half : 2 * half]
-        if width % 2 == 1:  # the last column of an odd number has no partner
+        if width % 2 == 1:  # with an odd number of columns, the last one has no partner
             squares[:, half] = squares[:, -1]
         squares = squares[:, : width - half]
     return squares.squeeze(1)

@@ -24,7 +24,8 @@ def driver_gpus() -> int:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
         return count.value
-    # For example, if only the library was updated and not the kernel module, NVML fails and torch cannot use the GPUs.
+    # NVML can fail although there are GPUs, for example if the driver's library was updated but its kernel module was
+    # not. In that case, torch cannot use the GPUs.
     return len(list(DRIVER_GPUS.glob("*")))
 
 

@@ -36,8 +36,8 @@ SHARED_MEMORY = Path("/dev/shm")
 NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
 # Linux's default limit on open files, and the limit to which this program raises it if the system allows that
 FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
-# If the type or source of a mount contains one of these words, it is an object store. Such mounts upload only complete
-# files, and rename a folder one object at a time.
+# A mount whose type or source contains one of these words is an object store. Such a mount uploads only complete files,
+# and renames a folder one object at a time.
 OBJECT_STORES = re.compile("gcsfuse|s3fs|mountpoint-s3|blobfuse|goofys|geesefs|rclone|ossfs|cosfs")
 
 

@@ -30,8 +30,8 @@ GPU_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCAT
 def choose_device(requested: str | None) -> str:
     """Return the requested device, "cuda" or "cpu". Without a request, return "cuda" if a GPU is visible.
 
-    Raises BadInput if the driver has GPUs that torch cannot use, unless "cpu" is requested. On the CPU of a rented GPU
-    machine, a run would cost just as much per hour and take weeks.
+    Raises BadInput if the driver has GPUs that torch cannot use, unless "cpu" is requested. Without this error, a run
+    on a rented GPU machine would use the CPU: it would cost just as much per hour and take weeks.
     """
     if requested == "cpu":
         return requested

@@ -2,8 +2,8 @@
 
 Muon makes a matrix's momentum nearly orthogonal with five Newton-Schulz steps in bf16. Its updates are scaled to the
 size of AdamW's updates (Liu et al., arXiv 2502.16982), so that both optimizers can use the same learning rate and
-weight decay. The matrices are divided among ranks for this computation (training/parallel/matrix_shares.py). Each rank
-then updates the momentum and the weights that it holds.
+weight decay. For the Newton-Schulz steps, the matrices are divided among ranks (training/parallel/matrix_shares.py).
+Each rank then updates the momentum and the weights that it holds.
 """
 
 import math
@@ -138,7 +138,7 @@ def _updated(tensor: Tensor, update_blocked: Tensor | None) -> Iterator[Tensor]:
 
 
 def _settings(options: OptimizationOptions, step: int) -> dict[str, float]:
-    """Return the momentum for a step. During its warm-up, it changes linearly from the first to the final value."""
+    """Return the momentum for a step. During the warm-up, the momentum changes linearly to its final value."""
     first, last, warmup_steps = options.first_momentum, options.muon_momentum, options.muon_momentum_warmup_steps
     return {"momentum": last if step >= warmup_steps else first + (last - first) * step / warmup_steps}
 

@@ -19,7 +19,7 @@ from training.parallel.process_group import RankGroup, all_gather_single
 from training.parallel.sum_tree import SumTree, leaf
 
 # Number of elements of partial sums that a rank sends at a time. The limit saves memory, because DDP's first bucket has
-# all parameters, and torch never gives a stream's memory on a GPU to another stream.
+# all parameters, and on a GPU, torch never gives one stream's memory to another stream.
 PIECE = 1 << 24
 
 
@@ -29,7 +29,7 @@ class Exchange:
     counts: list[int]  # number of partial sums of each rank
     piece: int  # number of elements that are sent at a time from each partial sum
     rounds: list[list[tuple[int, int]]]  # the rounds of additions that SumTree.additions returns
-    results: list[int]  # indices of the parts that contain the combined partial sums of all ranks after the rounds
+    results: list[int]  # after the rounds, the parts with these indices are the combined partial sums
 
     @classmethod
     def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":
@@ -46,7 +46,7 @@ class Exchange:
         return sum(self.counts) * elements // self.ranks.size
 
     def reduce_scatter(self, parts: list[Tensor], received: Tensor) -> list[Tensor]:
-        """Return this rank's part of the combined partial sums of all ranks, in the memory of `received`.
+        """Combine the partial sums of all ranks. Return this rank's part of the results, in the memory of `received`.
 
         `parts` are this rank's partial sums. They are 1-D, and their length is a multiple of the number of ranks.
         """

@@ -70,7 +70,7 @@ class HeldPiece:
 
     parameter: str  # the parameter's name on the rank
     local_rows: range  # the piece's rows in the rank's part of the parameter
-    rows: range  # the same rows, counted from the first of the consecutive rows
+    rows: range  # the same rows, but row 0 is the first of the consecutive rows
     columns: range | None  # None: all columns
 
 
@@ -89,7 +89,7 @@ class Spread:
 
     @functools.cache  # noqa: B019  # the cached objects are small and refer to nothing else
     def pieces(self, name: str, axes: Axes, rows: range) -> tuple[tuple[HeldPiece, ...], ...]:
-        """Return, for each rank, the pieces of the given rows of a parameter that the rank holds.
+        """Return, for each rank, its pieces of the given rows of a parameter.
 
         A rank that holds none of the rows gets a single empty piece.
         """

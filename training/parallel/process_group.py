@@ -24,8 +24,8 @@ CONNECT_TIMEOUT = timedelta(seconds=10)  # for connecting to torchrun, which is 
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's default, for ranks that are slow to start
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # enough for tens of gigabytes on a slow connection
 SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
-# NCCL's watchdog kills the process without a Python exception. NCCL therefore gets a longer timeout than gloo. Because
-# gloo is also used in every step, gloo then times out first.
+# NCCL's watchdog kills the process without a Python exception. NCCL therefore gets a longer timeout than gloo, which is
+# also used in every step and so times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 
 # The first name was added in torch 2.13; earlier versions have only the second.

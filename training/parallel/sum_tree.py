@@ -22,9 +22,9 @@ class SumTree:
     run: int  # number of leaves that are added in order before the pairwise tree begins
 
     def push(self, sums: list[range], part: range) -> int:
-        """Append a partial sum to `sums`, which covers all earlier leaves. If possible, join it with others.
+        """Append `part` to `sums`, the partial sums of all earlier leaves. Return the number of joins.
 
-        Return the number of joins. The first join is with the last sum in the list.
+        If possible, `part` is joined with the last sum in the list, then with the one before it, and so on.
         """
         joins = 0
         while sums and self._can_join(sums[-1], part):

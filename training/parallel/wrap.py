@@ -70,7 +70,8 @@ class Parallel:
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
     shards: "TensorShards | None" = None
-    # Read only once, because FSDP uses the same names for the gathered weights between a forward and a backward pass.
+    # Looked up only once, at the start: between a forward and a backward pass of FSDP, the same names refer to the
+    # gathered weights.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
     _sharded: list[FSDPModule] = attrs.field(init=False)
 

@@ -144,7 +144,7 @@ def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
 def write_microbatch(path: Path, size: int) -> bool:
     """Write the micro-batch into train.json atomically, and return whether the file has changed.
 
-    A symbolic link, the file's mode and its line ends are preserved. Raises BadInput if the file cannot be written.
+    A symbolic link, the file's mode and its line endings are preserved. Raises BadInput if the file cannot be written.
     """
     file = path.resolve()
     before = read_regular(file).decode()  # reading in text mode would lose \r

@@ -133,8 +133,8 @@ class Prober:
     def _start(self, prefix: str, size: int) -> None:
         settings = {"prefix": prefix, "microbatch_size": size, "parent_pid": os.getpid()}
         command = [sys.executable, *self._command, "--probe", json.dumps(settings)]
-        # A different restart count for each probe gives its ranks separate keys in the store, as after a restart by
-        # torchrun. Because the ranks get no run id, they are not supervised.
+        # Each probe gets its own restart count. Its ranks therefore use new keys in the store, as they do after a
+        # restart by torchrun. Because the ranks get no run id, they are not supervised.
         environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": str(1000 * (restarts() + 1) + self._number)}
         environment.pop("TORCHELASTIC_RUN_ID", None)
         for variables in self._environments.values():
@@ -218,7 +218,7 @@ def _measure(state: TrainState, settings: StepSettings, ranks: Ranks) -> Report:
     reserved = torch.cuda.max_memory_reserved(device)
     usable = usable_bytes(device)  # measured again, because libraries take memory when they are first used
     if reserved > usable:
-        raise torch.OutOfMemoryError(f"less than {HEADROOM:.0%} of the GPU would be left")
+        raise torch.OutOfMemoryError(f"less than {HEADROOM:.0%} of the GPU's memory would be left")
     return Report(allocated=torch.cuda.max_memory_allocated(device), reserved=reserved, usable=usable)
 
 

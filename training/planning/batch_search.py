@@ -22,8 +22,8 @@ def next_candidate(sizes: list[int], fits: int, fails: float, guess: int | None)
 
     `sizes` are all candidates in ascending order. `fits` is the largest size that has fitted so far, or 0 if there is
     none. `fails` is the smallest size that has not fitted, or infinity. `guess` is tried first. While everything fits,
-    the next candidates are 1, 2, 4 ... places above the largest that has fitted. After a failure, the next candidate is
-    half-way between `fits` and `fails`.
+    the next candidates are 1, 2, 4 ... places above `fits`. After a failure, the next candidate is halfway between
+    `fits` and `fails`.
     """
     undecided = [size for size in sizes if fits < size < fails]
     if not undecided:

@@ -62,7 +62,7 @@ def dry_run(run: Run, command: TrainCommand, initial: InitialWeights | None) -> 
 
 
 def describe_shards(memory: MemoryModel) -> list[str]:
-    """Return a table of the parameters that a rank has in tensor shards.
+    """Return a table of the parameters, with their axes, their tensor shards and their bytes per rank.
 
     A parameter that occurs in every layer gets only one row.
     """

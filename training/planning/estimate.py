@@ -75,11 +75,11 @@ class Offer:
 
 @attrs.frozen(kw_only=True)
 class RunEstimate:
-    """A run on each machine of a price list. At least one of the machines can train the run."""
+    """Estimates of a run on each machine of a price list. At least one of the machines can train the run."""
 
     run: Run
     prices: PriceList
-    start_up: tuple[float, int]  # seconds from launch to the first ordinary step, as `start_up_of` returns them
+    start_up: tuple[float, int]  # seconds before the first ordinary step, and number of measured jobs
     network: Network
     requested_gpus: int | None  # number of GPUs in the run directory's name, times the number of nodes
     # The plan for the requested GPUs or, if the name has no number, for one data-parallel rank per node. None if the
@@ -279,10 +279,10 @@ def _layouts(run: Run, machine: Machine, network: Network, *offer_arguments: Any
 
 
 def _token_equivalents(train: TrainConfig, plan: Plan) -> float:
-    """Return how many tokens all GPUs together could train on in the time of the run, including its validations.
+    """Return how many tokens all GPUs together could train on in the time that the run and its validations take.
 
     Validations run at intervals and before the first step. Each validation is assumed to use all datasets of a mixture.
-    This is an upper bound, because a dataset may have no validation tokens.
+    The returned number is an upper bound, because a dataset may have no validation tokens.
     """
     trained = plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
     interval = train.validation.validation_interval

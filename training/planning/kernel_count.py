@@ -23,7 +23,7 @@ from model.counts import meta_network
 from model.shards import ShardedGPT, ShardExchange
 
 COLLECTIVE = "collective"
-# If the name of an operator starts with one of these words, it is a kernel from a library.
+# An operator is a kernel from a library if its name starts with one of these words.
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product", COLLECTIVE)
 # If the name of an operator contains one of these words, its output is kept, because a compiler does not recompute it.
 REDUCTIONS = ("norm", "softmax", "sum", "mean", "dropout")
@@ -109,7 +109,7 @@ class _Value:
 class Kernels(TorchDispatchMode):
     """A model of torch.compile: all operators between two matrix products are fused into one kernel.
 
-    A fused kernel reads and writes each piece of memory only once. Another kernel, or the backward pass, reads a value
+    A fused kernel reads and writes each piece of memory only once. Later kernels, and the backward pass, read a value
     from memory only if a matrix product also reads this value, or if computing it involves a reduction. All other
     values are computed again from values in memory, and so are copies in which elements are repeated. A tensor is cast
     only once. These rules determine which tensors are saved for the backward pass. The statistics of a norm over heads

@@ -282,8 +282,8 @@ class MemoryModel:
 
     def largest_microbatch(self, usable_bytes: int) -> int | None:
         """Return the largest micro-batch that fits, in sequences, or None if not even one sequence fits."""
-        # Without accumulation, a larger micro-batch always needs more memory. With accumulation, this is not certain,
-        # because with smaller micro-batches, a step has more partial sums.
+        # Without accumulation, a larger micro-batch always needs more memory. With accumulation, it may need less,
+        # because a step of larger micro-batches has fewer partial sums.
         least = attrs.evolve(self, determinism="off", accumulation=1, global_batch_size=None)
         too_large = 1
         while least.predict(too_large).total <= usable_bytes:

@@ -20,7 +20,7 @@ class NetworkSizes:
 
     outer: dict[str, Axes]  # parameters outside the blocks
     block: dict[str, Axes]  # parameters of one block
-    outer_copies: int  # bytes of weights in bf16 saved for the backward pass, for any micro-batch size
+    outer_copies: int  # bytes of the bf16 weights saved for the backward pass; the micro-batch size does not matter
     block_copies: int
     outer_bytes: int  # bytes of activations that are saved for the backward pass, per sequence
     block_bytes: int

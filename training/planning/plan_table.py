@@ -113,7 +113,7 @@ def _table(rows: list[list[str]], headings: list[str] = _HEADINGS, columns: tupl
 
 
 def _row(name: str, price: float | None, hours: list[float], speeds: list[Throughput]) -> list[str]:
-    """Return a machine's row. Cells are ranges if there is an estimate as well as another trainer's measurement."""
+    """Return a machine's row. A cell is a range if there are two numbers: an estimate, and another trainer's speed."""
     rates = [speed.tokens_per_second for speed in speeds]
     costs = [time_cost(3600 * run_hours, price) for run_hours in hours]
     return [

@@ -77,7 +77,7 @@ class Preemptions:
 
     The formulas are from J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS
     22 (2006), and J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974).
-    benchmarks/preempted_runs.py compares them with simulated runs.
+    benchmarks/preempted_runs.py compares the formulas with simulated runs.
     """
 
     per_hour: float

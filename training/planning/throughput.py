@@ -68,8 +68,7 @@ class Efficiency:
 # With these fractions for matrix products and attention, and the bytes of llm.c's kernels, the roofline reproduces
 # llm.c's published runs, which are listed in tests/training/planning/test_throughput.py. The fractions also apply to
 # Lockstep, because Lockstep and llm.c both use cuBLAS and cuDNN for these operations. The fraction of the bandwidth is
-# what elementwise kernels reached on one H100. Every other GPU uses the fractions of the GPU that its `similar_to`
-# names.
+# what elementwise kernels reached on one H100. For every other GPU, `similar_to` says whose fractions apply.
 FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
 # These are torch's names of the GPUs. Estimates for the H200 are 1 to 10% below its measured throughput.
 FITTED = ("A100", "H100", "H200")
@@ -175,11 +174,11 @@ def exchange_bytes(config: ModelConfig, train: TrainConfig) -> float:
     """Return the bytes per token that a rank receives from the ranks that share its layers, in both passes.
 
     Each of the N ranks has L of the S shards, and C is the width of the embedding. Twice per layer, a rank gathers C
-    elements and adds up L * C elements; the backward pass does the reverse. The head does this once, and the embedding
-    does it once in fp32. A recomputed block repeats its exchanges, except for its last sum, which is repeated only with
-    dropout. The loss exchanges 2 fp32 numbers per shard; if it is computed in chunks, it does so twice. Of everything
-    that is gathered or summed, (N - 1) / N comes from other ranks. The sums of shared gradients (`add_shared`), which
-    are computed once per step, are not counted.
+    elements and adds up L * C elements; the backward pass does the reverse. In both passes together, the head needs one
+    such gather and one such sum, and so does the embedding, but in fp32. A recomputed block repeats its exchanges,
+    except for its last sum, which is repeated only with dropout. The loss exchanges 2 fp32 numbers per shard; if it is
+    computed in chunks, it does so twice. Of everything that is gathered or summed, (N - 1) / N comes from other ranks.
+    The sums of shared gradients (`add_shared`), which are computed once per step, are not counted.
     """
     shards, ranks, layers = train.execution.shards, train.execution.tensor_parallel, config.n_layers
     size, local = 4 if train.execution.precision == "fp32" else 2, shards // ranks
