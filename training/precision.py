@@ -64,7 +64,7 @@ class LossScale:
         self.finite_steps = torch.tensor(0, dtype=torch.int32, device=device)
 
     def exhausted(self) -> Tensor:
-        """Return, on the device, whether the scale is so low that gradients overflow in any precision."""
+        """Return whether the scale is so low that gradients would overflow in every precision, as a bool on the device."""
         return self.scale < SMALLEST_LOSS_SCALE
 
     def update(self, grad_norm: Tensor) -> None:

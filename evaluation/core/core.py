@@ -91,7 +91,7 @@ def measure(
     if against is not None:
         items = {label: score["items"] for label, score in clean.items()}
         values["untouched"] = {"against": str(against), "items": items, **(means_of(clean) if clean else {})}
-        text += f"\n{sum(items.values()):,} items do not share {GRAM} tokens in a row with {against}: "
+        text += f"\nonly the {sum(items.values()):,} items that do not share {GRAM} tokens in a row with {against}: "
         text += describe(clean) if clean else "nothing to measure"
     return values, text
 

@@ -30,7 +30,8 @@ from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
 NOT_UPLOADED = (EVALUATIONS, ANSWERS)  # evaluation results that are stored next to the model but not uploaded
 MODELFILE = "Modelfile"
-LONGEST_GENERATION = 256  # default length, in tokens, of texts from pipelines; with a short context, it is less
+# Default limit, in tokens, for the text that a pipeline of `transformers` generates. A short context lowers the limit.
+LONGEST_GENERATION = 256
 # Our templates in Go's template language, which ollama uses.
 GO_TEMPLATES = {
     TEMPLATES["turns"].text: "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}<|end|>{{ end }}<|assistant|>",

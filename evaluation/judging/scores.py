@@ -153,7 +153,7 @@ class JudgedCandidate:
     """A model in a session, with the differences that are used to compare it."""
 
     name: str  # unique in the session, even if several models have the same title
-    # By the names (a, b) of any two models in the session: a's score minus b's
+    # For the names (a, b) of any two models in the session: the score of a minus the score of b
     differences: dict[tuple[str, str], Interval]
 
 

@@ -68,7 +68,7 @@ class TokenizerRecord:
     ranks_file: str | None  # file of byte-pair ranks, next to the manifest
     ranks_sha256: str | None = None  # None in older manifests
     characters: str | None = None  # characters of a character tokenizer, in the order of their ids
-    pattern: str | None = None  # regular expression that splits text before byte pairs; None for GPT-2's ranks
+    pattern: str | None = None  # regular expression of the splitting step before byte-pair encoding; None for GPT-2
     # JSON with the normalizer, pre_tokenizer and added_tokens of tokenizer.json, if a splitting pattern is not enough
     structure: str | None = attrs.field(default=None, validator=_check_structure)
     special_tokens: dict[str, int] | None = attrs.field(default=None, hash=False)  # None: only the end of text

@@ -24,7 +24,8 @@ from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
 from tokens.tokenizer.tokenizer import Encoder, Tokenizer, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # characters of text that are encoded at a time
-# Matches names of the files with a unit's tokens (complete or not), a worker's task, or the fast encoder's recipe.
+# Matches the names of three kinds of files: files (complete or not) with the tokens of a unit, files with the task of a
+# worker, and the file with the recipe of the fast encoder.
 _OWN_NAMES = re.compile(
     rf"\d{{8,}}\.({'|'.join(SPLITS)})|\.\d{{8,}}\.({'|'.join(SPLITS)})-.+-\d+|(\.partial-)?(\d{{8,}}\.task|recipe\.json)"
 )

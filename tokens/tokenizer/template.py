@@ -1,4 +1,4 @@
-"""Conversation template: turns messages into the text that a model continues, and into ids with weights in the loss.
+"""Conversation template: turns messages into the text that a model continues, and into token ids with loss weights.
 
 A template is written in Jinja, as in Hugging Face's tokenizers (`chat_template`), so other programs render the same
 text. It is rendered with a placeholder in place of each message's content, because the content is ordinary text that

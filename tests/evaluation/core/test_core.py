@@ -158,7 +158,7 @@ def test_items_in_the_training_data_are_left_out(tmp_path: Path, alone: Ranks) -
     record, text = measure(trained, tasks, alone, folder)
     clean = record.pop("untouched")
     assert record == plain and clean["items"] == {"choice_0": 6} and 0 < clean["gold_bits_per_byte"] < 20
-    assert f"6 items do not share 13 tokens in a row with {folder}: centered, mean of 1 task:" in text
+    assert f"only the 6 items that do not share 13 tokens in a row with {folder}: centered, mean of 1 task:" in text
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Scores are means of the judge's grades.
 
-They are stored only once, are never followed by a result with fewer verdicts, and are compared only within their
+They are stored only once. A result with fewer verdicts never replaces them, and they are compared only within their
 session.
 """
 

@@ -62,7 +62,11 @@ def test_unusable_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     advice = "update the driver, or install a torch build for the driver's CUDA version; --device cpu uses the CPU"
     for usable, cuda, line in (
         (0, "13.0", f"{problem}, and torch .* is built for CUDA 13.0; {advice}$"),
-        (0, None, "CUDA can use none: torch .* is built without CUDA; install the torch in requirements.txt; --device"),
+        (
+            0,
+            None,
+            "CUDA can use none: torch .* is built without CUDA; install the version of torch in requirements.txt; --device",
+        ),
         (
             7,
             "13.0",

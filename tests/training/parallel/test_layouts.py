@@ -139,7 +139,8 @@ LAYOUTS = {
 }
 FAST = [*(("fp32", layout) for layout in ("1x3 ddp", "2x2 hsdp")), ("answers", "1x3 fsdp")]
 FAST.append(("Llama in 4 shards, bf16", "2x2 hsdp tp2"))
-AS_USER = ("fp32", "1x2 fsdp")  # the case that is started by a command line, in new interpreters
+# This case is started as a user would start it, from a command line. Its ranks are new interpreters, not forks.
+AS_USER = ("fp32", "1x2 fsdp")
 CASES = [
     pytest.param(variant, layout, marks=() if (variant, layout) in FAST else pytest.mark.slow)
     for variant, layouts in LAYOUTS.items()

@@ -34,7 +34,10 @@ def test_signal_or_limit_stops(
 
 
 def request_of(clock: list[float], *, hours: float, validated: bool = True) -> Any:
-    """Return a request, 23 s after the start. The longest recent step took 2 s, and a validation, if any, took 5 s."""
+    """Return the StopRequest of a job that was started 23 s ago.
+
+    The longest recent step took 2 s. If `validated`, the job has also validated, which took 5 s.
+    """
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
     plan = make_plan(run.train, run.model.context_length, 8)
     ledger = ledger_of(clock)
