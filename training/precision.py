@@ -64,7 +64,10 @@ class LossScale:
         self.finite_steps = torch.tensor(0, dtype=torch.int32, device=device)
 
     def exhausted(self) -> Tensor:
-        """Return whether the scale is so low that gradients would overflow in every precision, as a bool on the device."""
+        """Return whether the scale is so low that gradients would overflow in every precision.
+
+        The result is a bool on the device.
+        """
         return self.scale < SMALLEST_LOSS_SCALE
 
     def update(self, grad_norm: Tensor) -> None:

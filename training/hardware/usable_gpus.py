@@ -115,7 +115,7 @@ def _describe_unusable(usable: int, installed: int, warning: str) -> str:
     """
     reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
     if torch.version.cuda is None:
-        reason = f"torch {torch.__version__} is built without CUDA; install the version of torch in requirements.txt"
+        reason = f"torch {torch.__version__} is built without CUDA; install torch as in requirements.txt"
     elif "too old" in warning:
         reason += (
             f", and torch {torch.__version__} is built for CUDA {torch.version.cuda}; update the driver, or install a "

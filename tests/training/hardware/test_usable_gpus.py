@@ -65,7 +65,7 @@ def test_unusable_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             0,
             None,
-            "CUDA can use none: torch .* is built without CUDA; install the version of torch in requirements.txt; --device",
+            "CUDA can use none: torch .* is built without CUDA; install torch as in requirements.txt; --device",
         ),
         (
             7,
