@@ -38,7 +38,7 @@ HELP_WORDS = ("--help", "-h")
 class ScriptTexts:
     """Texts that a script's help shows before and after its options."""
 
-    description: str = ""  # for a script with commands; a single command is described by its class's docstring
+    description: str = ""  # only if the script has commands; each command is described by a docstring
     epilog: str = ""
 
 

@@ -381,7 +381,7 @@ def _torchrun(command: list[str], ranks: int) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    # torchrun looks up the source of all callers for records that are never read. This takes longer than all the rest.
+    # For records that are never read, torchrun looks up the source of all callers. This takes longer than all the rest.
     dynamic_rendezvous.get_method_name = lambda _=0: ""
     SubprocessHandler._popen = lambda _, args, environment: _fork_again(list(args[2:]), environment)
     kill_group = os.killpg

@@ -137,8 +137,8 @@ async function answer() {
   return resize();
 }
 
-// Drop the oldest turns, which the model no longer sees, and show a note about this once, as `evaluate.py chat` does. The
-// turns stay on the page.
+// Drop the oldest turns, which the model no longer sees, from the conversation; they stay visible on the page. Show a
+// note about this once, as `evaluate.py chat` does.
 function forgetOldest(turn, conversation, count) {
   conversation.splice(0, count);
   if (!forgets && history === conversation) turn.before(addNote(facts.forgotten));

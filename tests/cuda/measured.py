@@ -1,4 +1,7 @@
-"""Steps of GPT-2 on emulated GPUs. Each layout is measured once for all workers, in a separate process."""
+"""Steps of GPT-2 on emulated GPUs. Each layout is measured only once, in a separate process.
+
+All of pytest's workers use the same measurement.
+"""
 
 import fcntl
 import hashlib

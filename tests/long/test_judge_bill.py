@@ -1,4 +1,4 @@
-"""The bill of a judge server with all kinds of faults, in random mixtures, and with sessions that are killed.
+"""What a judge costs if its server has all kinds of faults, in random mixtures, and if sessions are killed.
 
 The server ignores Idempotency-Key, because OpenAI does not document it, and computes its own bill. The bill must never
 exceed the printed maximum.
