@@ -167,8 +167,8 @@ def missing_tokens(file: Path, train: TrainConfig) -> str | None:
     except BadInput as error:
         if train.data.min_train_tokens is None:
             raise BadInput(
-                f"{file}: {error}; or set min_train_tokens (null means all tokens, so the number of steps depends on the "
-                "dataset)"
+                f"{file}: {error}; or set min_train_tokens (null means all tokens, so the number of steps depends on "
+                "the dataset)"
             ) from error
         return f"{file}: {error}"
     return None

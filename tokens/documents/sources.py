@@ -113,8 +113,8 @@ def _resolve(name: str, recorded_sources: Iterable[Source]) -> list[Input]:
             for item in source.inputs
         ]
         inputs = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
-        # Alphabetical order puts file 10 before file 2, so such a list is sorted by number. Any other order was chosen by
-        # the author of the dataset's card, so it is kept.
+        # Alphabetical order puts file 10 before file 2, so such a list is sorted by number. Any other order was chosen
+        # by the author of the dataset's card, so it is kept.
         if inputs == sorted(inputs, key=lambda item: item.path):
             inputs.sort(key=lambda item: by_number(item.path))
         return inputs

@@ -1,4 +1,4 @@
-"""Batch-size search: it finds any limit in a few trials, candidates keep the global batch, and --predict needs no GPU."""
+"""Batch-size search: it finds any limit quickly, candidates keep the global batch, and --predict needs no GPU."""
 
 import math
 import re
