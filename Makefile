@@ -44,9 +44,10 @@ endif
 train: environment $(if $(OWN),text,no-run) .venv/installed $(if $(OWN),,token_files/quickstart/manifest.json)
 ifdef OWN
 	set -eu; export LOCKSTEP_NEXT="$$($(BIN)/python -c $(AGAIN))"; $(NAME); \
+	before=; [ ! -e "token_files/$$name" ] || before=yes; \
 	$(BIN)/python prepare_data.py "$$TEXT" --tokenizer bytes --output "token_files/$$name" \
 	  --validation-fraction 0.1 --split tail \
-	  || { echo "make: to start in another directory: make train TEXT=... RUN=mine" >&2; exit 1; }; \
+	  || { [ -z "$$before" ] || echo "make: to start in another directory: make train TEXT=... RUN=mine" >&2; exit 1; }; \
 	$(TORCHRUN) train.py "runs/$$name" --like $(QUICKSTART) --set "dataset=token_files/$$name"; \
 	$(BIN)/python evaluate.py sample "runs/$$name" --prompt "" --tokens 200
 	$(NAME); $(call NEXT,runs/$$name,python train.py runs/larger --like runs/$$name --set n_layers=4)
@@ -60,7 +61,7 @@ endif
 NAME = name=$$(basename -- "$$(cd -- "$$TEXT" 2> /dev/null && pwd || echo "$$TEXT")"); name=$${RUN:-$${name%.*}}; \
   name=$$(printf %s "$$name" | tr -s '[:punct:][:space:]' -)
 NEXT = printf '  %s\n' "" "source .venv/bin/activate, then:" \
-  "python evaluate.py chat $(1)" "python report.py $(1)" "$(2)"
+  "python evaluate.py sample $(1) --prompt 'The '" "python report.py $(1)" "$(2)"
 
 environment:
 	$(foreach name,$(OF_ENVIRONMENT),echo "make: NOTE: the environment variable $(name) is ignored;" \

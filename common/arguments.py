@@ -332,7 +332,10 @@ class PlainHelp(PlainFormatter):
             rows = [entry for entry in entries if titles.get(entry.names[0], rest) == title]
             if not rows:
                 continue
-            print(f"{title}:")
+            advice = (
+                f" ({self._app.name[0]} COMMAND --help lists the options of a command)" if title == "Commands" else ""
+            )
+            print(f"{title}{advice}:")
             for entry in rows:
                 # The description is an object of rich or of cyclopts.
                 description = getattr(entry.description, "primary_renderable", entry.description)

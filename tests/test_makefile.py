@@ -102,3 +102,14 @@ def test_an_unknown_variable_is_refused(folder: Path, variable: str) -> None:
 def test_an_empty_text_is_refused(folder: Path) -> None:
     done = make(folder, "TEXT=")
     assert done.returncode == 2 and "make: TEXT is empty; name a file or a folder" in done.stderr
+
+
+def test_another_directory_is_suggested_only_if_there_is_one(folder: Path) -> None:
+    python = folder / ".venv" / "bin" / "python"
+    python.write_text(FAKE_PYTHON.replace('echo "python', 'case "$1" in prepare_data.py) exit 1;; esac\necho "python'))
+    advice = "make: to start in another directory: make train TEXT=... RUN=mine"
+    done = make(folder, "TEXT=book.txt")
+    assert done.returncode == 2 and advice not in done.stderr
+    (folder / "token_files" / "book").mkdir()
+    done = make(folder, "TEXT=book.txt")
+    assert done.returncode == 2 and advice in done.stderr and "train.py" not in done.stdout

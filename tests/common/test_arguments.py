@@ -365,6 +365,14 @@ def test_help_is_plain_text_of_80_columns(capsys: pytest.CaptureFixture[str]) ->
     assert all(len(line) <= 80 and line.isprintable() for line in output.splitlines())
 
 
+def test_help_says_how_to_list_the_options_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("evaluate.py", SCRIPTS["evaluate.py"], ["--help"])
+    output = capsys.readouterr().out
+    assert "\nCommands (evaluate.py COMMAND --help lists the options of a command):\n" in output
+    assert all(len(line) <= 80 for line in output.splitlines())
+
+
 def test_a_key_after_set_needs_an_equals_sign() -> None:
     with pytest.raises(UsageError) as raised:
         parse("train.py", TrainCommand, ["runs/a", "--set", "learning_rate", "0.01"], key_rows=key_rows)
