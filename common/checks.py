@@ -10,7 +10,7 @@ import attrs
 
 from common.errors import InvalidValue, Problem, problem_of
 from common.json_files import LARGEST, SIZES, is_number
-from common.text import LARGEST_INTEGER, either, integer_range, nearest, quoted
+from common.text import LARGEST_INTEGER, either, integer_range, nearest, quoted, read_number
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -51,7 +51,8 @@ class ValueCheck:
         try:
             value = self.kind(text)
         except ValueError:
-            value = text  # a string, which every check of numbers refuses
+            number = None if self.kind is str else read_number(text)
+            value = text if number is None else number  # every check of numbers refuses a string
         if not self.holds(value):
             raise InvalidValue(self._problem(value, text))
         return value

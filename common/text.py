@@ -7,7 +7,9 @@ depend on it.
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 from common.redaction import redacted
@@ -18,6 +20,8 @@ BRACKET_CHARACTERS = 120  # maximum length of a library's message in an error
 DECIMAL, BINARY = ("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 MOST_DIGITS = 15  # precision of a float in decimal digits
 SMALLEST = 0.005  # smallest number that does not become zero when it is rounded to two decimals
+NUMBER = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)([KMBT]?)")
+POWERS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}  # suffix of a number -> power of ten
 
 
 def printable(text: str) -> str:
@@ -61,6 +65,18 @@ def nearest(word: str, known_words: Iterable[str]) -> str:
     names = sorted(known_words)
     close = closest(word, names, cutoff=0.5)
     return f"known: {', '.join(names)}" if close is None else f"did you mean '{close}'?"
+
+
+def read_number(text: str) -> int | float | None:
+    """Return the number that a user has written, such as 1e6, 1_000_000, 10M (ten million) or 1B; None for other text.
+
+    A whole number is returned as an int, however it is written.
+    """
+    match = NUMBER.fullmatch(text)
+    if match is None or len(text) > QUOTED_CHARACTERS:
+        return None
+    value = Decimal(match[1].replace("_", "")) * 10 ** POWERS[match[2]]
+    return int(value) if value == value.to_integral_value() else float(value)
 
 
 def counted(count: int, noun: str) -> str:

@@ -8,7 +8,7 @@ import attrs
 from cyclopts import Parameter
 
 from common.arguments import Command, option
-from common.checks import KeyRows, integer, number
+from common.checks import KeyRows, ValueCheck, integer, number
 from common.errors import UsageError
 from common.launch import job_seconds
 from common.option_rules import OptionRules
@@ -138,6 +138,7 @@ class Options:
             "until you remove the pod). On a virtual machine, 'sudo poweroff' ends the bill at AWS and Google Cloud, "
             "but not at Lambda or Azure: terminate their machines by hand. See docs/rented-machines.md",
             "COMMAND",
+            check=ValueCheck(lambda value: value.strip() != "", "a shell command"),
         ),
     ] = None
     # When the job started, by the clock of time.perf_counter()

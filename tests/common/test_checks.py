@@ -41,8 +41,18 @@ def test_values_are_accepted_or_refused(
 @pytest.mark.parametrize(
     ("check", "good", "bad", "accepted_values"),
     [
-        (checks.integer(1), {"8": 8}, ["0", "1.5", "1e3", "many", ""], r"an integer of at least 1, at most 2\^53"),
-        (checks.number(0), {"0": 0.0}, ["-1", "nan", "inf", "1e999", "x"], "a number from 0"),
+        (
+            checks.integer(1),
+            {"8": 8, "1e3": 1000, "1_000": 1000, "2.5M": 2_500_000, "1B": 10**9, "0.5K": 500, "+3": 3},
+            ["0", "1.5", "1e-3", "many", "", "M", "1M5", "5 M", "10m", "-1K", "1e99", "1e9999", "9007199254740993"],
+            r"an integer of at least 1, at most 2\^53",
+        ),
+        (
+            checks.number(0),
+            {"0": 0.0, "2K": 2000.0, "1.5e3": 1500.0},
+            ["-1", "nan", "inf", "1e999", "x"],
+            "a number from 0",
+        ),
         (checks.number(0, 1, above=True, below=True), {"0.5": 0.5}, ["0", "1"], "a number above 0 and below 1"),
         (checks.number(0, above=True, example="3.5"), {"3": 3.0}, ["14,32", "$14"], "a number above 0, such as 3.5"),
     ],

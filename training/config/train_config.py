@@ -10,12 +10,12 @@ from typing import Any
 
 import attrs
 
-from common.checks import boolean, checked, integer, key_field, row_of
+from common.checks import ValueCheck, boolean, checked, integer, key_field, row_of
 from common.errors import BadInput, Problem, check_all, problem_of
 from common.files import is_folder
 from common.json_files import parse_json, read_json
 from common.output import Notice, note
-from common.text import either, quoted
+from common.text import either, quoted, read_number
 from model.config import ModelConfig, indivisible_sizes, shard_counts
 from model.stock import stock_class
 from training.config.key_groups import (
@@ -32,6 +32,7 @@ from training.config.key_groups import (
 from training.config.optimization import optimization_problems
 
 SET_OPTION = "--set"  # if an override causes a problem, this is the problem's `where`
+ALL_TOKENS = -1  # min_train_tokens in gpjt's files, if a run reads all tokens
 MOST_UNKNOWN = 5  # an error names at most this many unknown keys of a file
 _EXPECTED_FILES = "a run directory holds model.json and train.json, each a JSON object"
 
@@ -320,11 +321,16 @@ def _translate(
     values: dict[str, dict[str, Any]], files: dict[str, Path], overridden: Collection[str]
 ) -> tuple[list[Notice | str], list[Problem]]:
     """Translate older spellings in `values`. Return a notice for each of them, and a problem for each unknown key."""
+    notices: list[Notice | str] = []
+    if values["train"].get("min_train_tokens") == ALL_TOKENS:
+        where = SET_OPTION if "min_train_tokens" in overridden else str(files["train"])
+        notices.append(note(f"{where}: min_train_tokens {ALL_TOKENS} is read as null, which means all tokens"))
+        values["train"]["min_train_tokens"] = None
     if all(key in KEYS[section] for section in KEYS for key in values[section]):
-        return [], []
+        return notices, []
     from training.config.foreign_keys import hint, translate
 
-    notices = translate(values["model"], values["train"], KEY_ROWS["train"], files)
+    notices += translate(values["model"], values["train"], KEY_ROWS["train"], files)
     problems: list[Problem] = []
     for section, fields in KEYS.items():
         for key in [key for key in values[section] if key not in fields][:MOST_UNKNOWN]:
@@ -370,16 +376,26 @@ def override(overrides: Sequence[str], values: dict[str, dict[str, Any]]) -> lis
             raise BadInput(f"--set {quoted(text)}: wanted KEY=VALUE, train.KEY=VALUE or model.KEY=VALUE")
         other_spelling = _OTHER_SPELLINGS.get(key, "")
         values[section].pop(other_spelling, None)
-        try:
-            values[section][key] = parse_json(value, kind=None)
-        except ValueError:
-            values[section][key] = value  # a bare word is a string
+        values[section][key] = _parse_override(section, key, value)
         if repeated := [earlier for earlier in overridden if earlier in (key, other_spelling)]:
             first = overrides[overridden.index(repeated[0])]
             texts, expected = f"{quoted(first)} and {quoted(text)}", f"one value for {key}"
             raise BadInput(Problem(where=SET_OPTION, found=texts, expected=expected, advice="give it once"))
         overridden.append(key)
     return overridden
+
+
+def _parse_override(section: str, key: str, text: str) -> Any:
+    """Return the value of a key from the text after --set KEY=. A key for numbers also accepts 1e6, 1_000 or 10M."""
+    try:
+        value = parse_json(text, kind=None)
+    except ValueError:
+        value = text  # a bare word is a string
+    check = getattr(KEYS[section].get(key), "validator", None)
+    if type(value) in (str, float) and isinstance(check, ValueCheck) and check.kind in (int, float):
+        number = read_number(text)
+        return value if number is None else number
+    return value
 
 
 def contradictions(context_length: int, tied: bool, train: TrainConfig) -> Iterator[Problem]:

@@ -118,7 +118,7 @@ def test_shipped_runs_share_model_and_batches(name: str) -> None:
         ({"zzz": 1}, "train.json: unknown key 'zzz'; known: adam_beta1"),
         ({"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
         ({"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
-        ({"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
+        ({"min_train_tokens": -2}, "min_train_tokens: got -2, wanted an integer of at least 1"),
         ({"parallel": "zero"}, """parallel: got 'zero', wanted "ddp", "fsdp" or "hsdp\""""),
         ({"optimizer": "sgd"}, f"optimizer: got 'sgd', wanted {either(map(json.dumps, OPTIMIZERS))}"),
         ({"muon_split_qkv": True}, 'muon_split_qkv: got true, wanted false, because optimizer is "adamw"; leave'),
@@ -261,6 +261,43 @@ def test_all_problems_of_both_files_are_reported(tmp_path: Path) -> None:
 def test_no_key_belongs_to_both_files() -> None:
     for section, keys in KEYS.items():
         assert all(resolve_key(key) == resolve_key(f"{section}.{key}") == (section, key) for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("min_train_tokens=1e6", 1_000_000),
+        ("min_train_tokens=1_000_000", 1_000_000),
+        ("min_train_tokens=10M", 10_000_000),
+        ("min_train_tokens=1B", 1_000_000_000),
+        ("min_train_tokens=3.26B", 3_260_000_000),
+        ("era_tokens=1e6", 1_000_000),
+    ],
+)
+def test_set_option_accepts_numbers_as_people_write_them(tmp_path: Path, override: str, value: int) -> None:
+    data = load_run(write_run(tmp_path / "r", Path("x")), ["shuffle=true", override]).train.data
+    assert getattr(data, override.partition("=")[0]) == value
+    assert type(value) is int
+
+
+def test_only_number_keys_read_text_as_a_number(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "r", Path("x"))
+    assert load_run(directory, ["dataset=10M"]).train.data.dataset == "10M"  # the name of a folder
+    assert load_run(directory, ["learning_rate=1e-3"]).train.optimization.learning_rate == 0.001
+    with pytest.raises(BadInput, match=r"^--set: min_train_tokens: got '10m', wanted an integer"):
+        load_run(directory, ["min_train_tokens=10m"])
+
+
+def test_all_tokens_can_be_written_as_in_gpjt(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, TINY_TRAIN | {"dataset": "x", "min_train_tokens": -1})
+    run = load_run(directory, [])
+    assert run.train.data.min_train_tokens is None
+    [line] = [str(notice) for notice in run.notices if "min_train_tokens" in str(notice)]
+    assert line == f"NOTE: {directory}/train.json: min_train_tokens -1 is read as null, which means all tokens"
+    [line] = [
+        str(notice) for notice in load_run(directory, ["min_train_tokens=-1"]).notices if "is read" in str(notice)
+    ]
+    assert line == "NOTE: --set: min_train_tokens -1 is read as null, which means all tokens"
 
 
 def test_wrong_overrides_name_the_set_option(tmp_path: Path) -> None:
