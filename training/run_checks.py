@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -15,12 +16,14 @@ from common.launch import (
     environment_world_size,
     restarts,
 )
+from model.counts import flops_per_token
 from training.checkpoints.directory import check_resume_name
 from training.checkpoints.initial_weights import InitialWeights
 from training.checkpoints.retention import disk_need
 from training.command import TrainCommand
-from training.config.batch_plan import derive_layout
+from training.config.batch_plan import derive_layout, make_plan
 from training.config.train_config import Run, TrainConfig, override, read_files
+from training.data.locate_tokens import lengths_of, streams_at_hand
 from training.data.open_tokens import PlannedTokens
 from training.data.verify_tokens import check_tokens, tokens_at_hand
 from training.exactness.fingerprint import compiled_on_gpu
@@ -62,7 +65,24 @@ def machine_requirements(run: Run, command: TrainCommand) -> PreflightRequiremen
         disk=disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None,
         ranks=None if command.preflight else environment_local_world_size(),
         bucket=run.train.checkpoints.checkpoints,
+        count_flops=partial(_count_flops, run, command) if command.trains or command.preflight else lambda: None,
+        world_size=environment_world_size(),
     )
+
+
+def _count_flops(run: Run, command: TrainCommand) -> float | None:
+    """Return the floating-point operations of the run, up to --max-steps.
+
+    Return None if the number of steps depends on tokens that are not on this machine, or if the run is invalid, which
+    other checks report.
+    """
+    try:
+        lengths = lengths_of(streams_at_hand(run.train, command.options.token_files))
+        plan = make_plan(run.train, run.model.context_length, run.train.execution.tensor_parallel, lengths)
+    except (BadInput, OSError):
+        return None
+    steps = plan.steps if command.options.max_steps is None else min(plan.steps, command.options.max_steps)
+    return float(steps * plan.tokens_per_step * flops_per_token(run.model))
 
 
 def preflight(run: Run, command: TrainCommand, _: InitialWeights | None) -> int:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from common.files import free_disk, mounted_as
 from common.launch import setting
 from common.output import show, warning
-from common.text import distinct_bytes, printable, readable_bytes
+from common.text import counted, distinct_bytes, printable, readable_bytes
 from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, too_few_gpus, use_gpu
 
@@ -36,6 +36,9 @@ SHARED_MEMORY = Path("/dev/shm")
 NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
 # Linux's default limit on open files, and the limit to which this program raises it if the system allows that
 FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
+# Without a GPU, a run is refused if it would take longer than this on CPU ranks of this speed, unless --device cpu is
+# given. The speed is generous: few CPUs reach it, so a run that is refused would really take longer.
+LONGEST_CPU_HOURS, CPU_FLOPS = 24.0, 1e12
 # A mount whose type or source contains one of these words is an object store. Such a mount uploads only complete files,
 # and renames a folder one object at a time.
 OBJECT_STORES = re.compile("gcsfuse|s3fs|mountpoint-s3|blobfuse|goofys|geesefs|rclone|ossfs|cosfs")
@@ -75,6 +78,10 @@ class PreflightRequirements:
     disk: DiskNeed | None = None
     ranks: int | None = None  # ranks on this machine; None: one for each GPU
     bucket: str | None = None  # the bucket for checkpoints
+    # Counts the floating-point operations of the whole run. It is called only if the run may be too long for CPUs, and
+    # returns None if the count is not known.
+    count_flops: Callable[[], float | None] = lambda: None
+    world_size: int = 1  # ranks on all machines
 
 
 FINEWEB = DiskNeed(
@@ -89,6 +96,8 @@ FINEWEB = DiskNeed(
 def machine_checks(needs: PreflightRequirements) -> list[Check]:
     """Run the checks that a training process also runs. Return their outcomes. None of these checks uses a GPU."""
     gpus, count = _check_gpus(needs.device, needs.ranks)
+    if count == 0 and gpus.level == "ok" and needs.device is None and (flops := needs.count_flops()) is not None:
+        gpus = _check_cpu_hours(flops, needs.world_size) or gpus
     disk = [] if needs.disk is None else [check_disk(needs.disk)]
     if count == 0:
         return [gpus, *disk, check_open_files()]
@@ -237,6 +246,19 @@ def _check_gpus(device: str | None, ranks: int | None) -> tuple[Check, int]:
         return Check("GPUs", too_few_gpus(count, ranks or 1), "problem"), count
     driver = driver_cuda() or "of unknown version"
     return Check("GPUs", f"{count} usable; driver for CUDA {driver}, torch built for {torch.version.cuda}"), count
+
+
+def _check_cpu_hours(flops: float, world_size: int) -> Check | None:
+    """Return a problem if a run would take more than LONGEST_CPU_HOURS on CPUs, although nobody has asked for CPUs."""
+    hours = flops / (world_size * CPU_FLOPS) / 3600
+    if hours <= LONGEST_CPU_HOURS:
+        return None
+    finding = (
+        f"no GPU is visible, and the run needs {flops:.2g} FLOPs, which take {hours:,.0f} hours or more on "
+        f"{counted(world_size, 'CPU rank')}; start it on a machine with GPUs, or pass --device cpu to train on the CPU "
+        "anyway"
+    )
+    return Check("GPUs", finding, "problem")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
-from tests.conftest import MakeRun, train
+from tests import launch
+from tests.conftest import ROOT, MakeRun, train
 from training.checkpoints.retention import disk_need
 from training.config.train_config import load_run
 from training.hardware import preflight
@@ -61,6 +63,50 @@ def test_a_requested_gpu_that_is_missing_is_a_problem() -> None:
     assert gpus.level == "problem"
     advice = "pass --device cpu to use the CPU, or leave --device out"
     assert gpus.finding == f"--device cuda: got 0 GPUs for 1 rank on this machine; {advice}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    ("flops", "world_size", "device", "hours"),
+    [
+        (24 * 3600 * 1e12, 1, None, None),  # exactly the limit
+        (25 * 3600 * 1e12, 1, None, 25),
+        (25 * 3600 * 1e12, 2, None, None),
+        (2e18, 8, None, 69),
+        (2e18, 8, "cpu", None),
+        (None, 1, None, None),
+    ],
+)
+def test_only_a_long_run_needs_a_gpu_or_a_request_for_the_cpu(
+    flops: float | None, world_size: int, device: str | None, hours: int | None
+) -> None:
+    needs = PreflightRequirements(count_flops=lambda: flops, world_size=world_size, device=device)
+    [gpus, *_] = preflight.machine_checks(needs)
+    assert gpus.level == ("ok" if hours is None else "problem")
+    if hours is not None:
+        assert f", which take {hours} hours or more on {world_size} CPU rank" in gpus.finding
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_long_run_without_a_gpu_ends_before_it_downloads_anything(tmp_path: Path) -> None:
+    run = shutil.copytree(ROOT / "runs" / "8xa100", tmp_path / "run")
+    problem = (
+        "no GPU is visible, and the run needs 2.8e+18 FLOPs, which take 774 hours or more on 1 CPU rank; start it on a "
+        "machine with GPUs, or pass --device cpu to train on the CPU anyway"
+    )
+
+    def start(*options: str) -> Any:
+        return launch.run(ROOT / "train.py", str(run), *options, environment={"HF_HUB_OFFLINE": "1"})
+
+    done = start()
+    assert (done.returncode, done.stderr) == (1, f"train.py: {problem}\n")
+    checked = start("--preflight")
+    assert (checked.returncode, checked.stdout.splitlines()[0]) == (1, f"GPUs           problem  {problem}")
+    assert start("--preflight", "--device", "cpu").stdout.startswith("GPUs           ok       not used")
+    # A few steps are a test of a large run, and --device cpu trains it anyway. Both look for the tokens.
+    for options in (("--max-steps", "1"), ("--device", "cpu")):
+        assert "gpjt/fineweb-gpt2-tokens: cannot be downloaded" in start(*options).stderr
+    assert not (run / "checkpoints").exists()
 
 
 def test_gpu_problem_does_not_hide_other_checks(
