@@ -35,7 +35,7 @@ AGAIN := 'import os, shlex; words = (f"{k}={shlex.quote(os.environ[k])}" for k i
   print("make train", *words)'
 
 # A misspelled variable, such as text= or TXT=, would be ignored, and the command would train on the wrong text.
-KNOWN := TEXT RUN PYTHON QUICKSTART CUDA_VENV OLDEST_CUDA_VENV OMP_NUM_THREADS TORCH_ELASTIC_SHUTDOWN_TIMEOUT PIP_%
+KNOWN := TEXT RUN PYTHON BIN QUICKSTART CUDA_VENV OLDEST_CUDA_VENV OMP_NUM_THREADS TORCH_ELASTIC_SHUTDOWN_TIMEOUT PIP_%
 VARIABLES := $(foreach word,$(MAKEOVERRIDES),$(if $(findstring =,$(word)),$(firstword $(subst =, ,$(word)))))
 ifneq ($(filter-out $(KNOWN),$(VARIABLES)),)
 $(error $(filter-out $(KNOWN),$(VARIABLES)) is no variable of this Makefile; for your own text, write: make train TEXT=... RUN=...)

@@ -96,7 +96,7 @@ def test_an_unknown_variable_is_refused(folder: Path, variable: str) -> None:
     done = make(folder, f"{variable}=book.txt")
     assert done.returncode == 2 and not done.stdout
     assert f"{variable} is no variable of this Makefile; for your own text, write: make train TEXT=" in done.stderr
-    assert make(folder, "TEXT=book.txt", "PIP_INDEX_URL=http://a/b?c=d").returncode == 0
+    assert make(folder, "TEXT=book.txt", "BIN=.venv/bin", "PIP_INDEX_URL=http://a/b?c=d").returncode == 0
 
 
 def test_an_empty_text_is_refused(folder: Path) -> None:
