@@ -52,7 +52,8 @@ class ValueCheck:
             value = self.kind(text)
         except ValueError:
             number = None if self.kind is str else read_number(text)
-            value = text if number is None else number  # every check of numbers refuses a string
+            # Every check of numbers refuses a string.
+            value = text if number is None else number if self.kind is int else self.kind(number)
         if not self.holds(value):
             raise InvalidValue(self._problem(value, text))
         return value

@@ -21,6 +21,7 @@ DECIMAL, BINARY = ("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB"
 MOST_DIGITS = 15  # precision of a float in decimal digits
 SMALLEST = 0.005  # smallest number that does not become zero when it is rounded to two decimals
 NUMBER = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)([KMBT]?)")
+MOST_POWER = 300  # power of ten of the largest number that is read
 POWERS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}  # suffix of a number -> power of ten
 
 
@@ -70,12 +71,14 @@ def nearest(word: str, known_words: Iterable[str]) -> str:
 def read_number(text: str) -> int | float | None:
     """Return the number that a user has written, such as 1e6, 1_000_000, 10M (ten million) or 1B; None for other text.
 
-    A whole number is returned as an int, however it is written.
+    A whole number is returned as an int, however it is written. A number that a float cannot represent is not read.
     """
     match = NUMBER.fullmatch(text)
     if match is None or len(text) > QUOTED_CHARACTERS:
         return None
     value = Decimal(match[1].replace("_", "")) * 10 ** POWERS[match[2]]
+    if value.adjusted() > MOST_POWER:
+        return None
     return int(value) if value == value.to_integral_value() else float(value)
 
 

@@ -392,7 +392,9 @@ def _parse_override(section: str, key: str, text: str) -> Any:
     except ValueError:
         value = text  # a bare word is a string
     check = getattr(KEYS[section].get(key), "validator", None)
-    if type(value) in (str, float) and isinstance(check, ValueCheck) and check.kind in (int, float):
+    kind = check.kind if isinstance(check, ValueCheck) else str
+    # JSON already reads 1e6 as a float, which is what a key for floats needs.
+    if (kind is int and type(value) in (str, float)) or (kind is float and type(value) is str):
         number = read_number(text)
         return value if number is None else number
     return value

@@ -283,7 +283,11 @@ def test_set_option_accepts_numbers_as_people_write_them(tmp_path: Path, overrid
 def test_only_number_keys_read_text_as_a_number(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "r", Path("x"))
     assert load_run(directory, ["dataset=10M"]).train.data.dataset == "10M"  # the name of a folder
-    assert load_run(directory, ["learning_rate=1e-3"]).train.optimization.learning_rate == 0.001
+    for text, rate in (("1e-3", 0.001), ("1e30", 1e30), ("2K", 2000.0)):
+        learning_rate = load_run(directory, [f"learning_rate={text}"]).train.optimization.learning_rate
+        assert learning_rate == rate and type(learning_rate) is float
+    with pytest.raises(BadInput, match=r"^--set: learning_rate: got "):
+        load_run(directory, ["learning_rate=1e999T"])
     with pytest.raises(BadInput, match=r"^--set: min_train_tokens: got '10m', wanted an integer"):
         load_run(directory, ["min_train_tokens=10m"])
 
