@@ -198,6 +198,8 @@ def late(*arguments):
     elif os.environ["EARLY"] == "1":
         from common.errors import BadInput
 
+        while not os.path.exists(os.path.join(sys.argv[1], ".lock")):
+            time.sleep(0.05)  # until rank 0 has locked the run, because only then can it write exit.json
         raise BadInput("only this rank", alone=True)
     return plain_load(*arguments)
 
