@@ -126,7 +126,7 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck setup_lambda.sh launch/*.sh launch/slurm.sbatch .ci/run tests/fakegpu/run
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 docs: .venv/installed-test
 	$(BIN)/mkdocs build --strict
