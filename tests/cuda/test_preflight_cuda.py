@@ -17,7 +17,7 @@ OLD = {"FAKEGPU_COUNT": "2", "FAKEGPU_OLD_DRIVER": "1"}
 OLD_DRIVER = r"the NVIDIA driver has 2 GPUs, but CUDA can use none: The NVIDIA driver on .*\(found version 12080\)"
 FEWER = {"FAKEGPU_COUNT": "4", "FAKEGPU_USABLE": "3"}
 THREE_OF_FOUR = "the NVIDIA driver has 4 GPUs, but CUDA can use 3: see nvidia-smi; "
-NO_COMPILER = "torch.compile.* a C compiler and Python's headers: /absent/cc"
+NO_COMPILER = "GPU kernels of torch.compile.* a C compiler and Python's headers: /absent/cc"
 DIVIDED = {"gpu": "a100-mig"}
 TWO_SLICES = DIVIDED | {"CUDA_VISIBLE_DEVICES": "MIG-0000aaaa,MIG-0000bbbb"}
 REFUSED: list[tuple[Path, int, dict[str, str], str]] = [
@@ -26,7 +26,7 @@ REFUSED: list[tuple[Path, int, dict[str, str], str]] = [
     (FIND, 1, FEWER, THREE_OF_FOUR),
     (TRAIN, 1, {"CC": "/absent/cc"}, NO_COMPILER),
     (FIND, 1, {"CC": "/absent/cc"}, NO_COMPILER),
-    (TRAIN, 2, TWO_SLICES, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
+    (TRAIN, 2, TWO_SLICES, "--device cuda: got 1 GPU for 2 ranks on this machine"),
     (TRAIN, 2, DIVIDED, "the NVIDIA driver has 2 GPUs, but CUDA can use 1: see nvidia-smi; "),
     (TRAIN, 2, DIVIDED | {"CUDA_VISIBLE_DEVICES": "0,1"}, "GPU 1 cannot be used: .* invalid device ordinal; see n"),
 ]
@@ -34,7 +34,7 @@ REFUSED_ON_OLDEST_TORCH: list[tuple[Path, int, dict[str, str], str]] = [
     (TRAIN, 1, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
     (TRAIN, 2, OLD, f"{OLD_DRIVER}.*; --device cpu uses the CPU$"),
     (TRAIN, 1, {"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, "the NVIDIA driver has 2 GPUs, but CUDA can use 1"),
-    (TRAIN, 2, {"FAKEGPU_COUNT": "1"}, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
+    (TRAIN, 2, {"FAKEGPU_COUNT": "1"}, "--device cuda: got 1 GPU for 2 ranks on this machine"),
 ]
 
 

@@ -115,7 +115,7 @@ def test_a_run_resumes_and_repeats_steps(make_small_run: MakeRun, settings: dict
 def test_a_bad_step_ends_the_run(make_small_run: MakeRun) -> None:
     directory = make_small_run()
     done = disturbed("bad_step", TRAIN, directory, ranks=2)
-    assert "step 2: loss is not finite on rank 1; the update was not applied" in done.stdout + done.stderr
+    assert "step 2: the loss is not finite on rank 1; the update was not applied" in done.stdout + done.stderr
     assert exit_status(directory) == EXIT_DIVERGED and events(directory)[-1] == ("diverged", 2)
 
 
