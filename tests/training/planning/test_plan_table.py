@@ -113,7 +113,7 @@ def test_plan_names_the_cheapest_layout_that_fits() -> None:
     prices = read_machines(MACHINES, ["8xh100-80gb", "1xh100-80gb"])
     lines = describe_estimate(estimate(shared, prices))
     assert [row[0] for row in rows(lines)] == ["8xh100-80gb"] and any(" x world size 8" in line for line in lines)
-    assert "1xh100-80gb: tensor_parallel: got 4, wanted a divisor of the machine's 1 GPUs" in lines
+    assert "1xh100-80gb: tensor_parallel: got 4, wanted a divisor of 1, the machine's number of GPUs" in lines
 
 
 def test_model_sizes_in_names_are_not_gpu_counts() -> None:
