@@ -52,7 +52,7 @@ WHOLE = NO_FILE | NO_JSON | LARGE | MISSING
 NEWEST = "run/checkpoints/step-00000004"
 
 WRONG = {  # wrong values, by the type of the key
-    "int": (1.5, "8", True, [], {}, -1, HUGE, ESCAPE),
+    "int": (1.5, "8", True, [], {}, -2, HUGE, ESCAPE),  # min_train_tokens accepts -1
     "float": ("x", True, [], -1, float("nan"), HUGE**20),
     "bool": (0, 1, "true", [], HUGE),
     "str": (1, [], {}, "", ESCAPE, "x" * 100_000),
