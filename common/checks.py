@@ -51,12 +51,17 @@ class ValueCheck:
         try:
             value = self.kind(text)
         except ValueError:
-            number = None if self.kind is str else read_number(text)
-            # Every check of numbers refuses a string.
-            value = text if number is None else number if self.kind is int else self.kind(number)
+            value = self.number_from(text, otherwise=text)  # every check of numbers refuses a string
         if not self.holds(value):
             raise InvalidValue(self._problem(value, text))
         return value
+
+    def number_from(self, text: str, *, otherwise: Any) -> Any:
+        """Return the number that a user has written, such as 10M, if this check is for numbers and the text is one."""
+        number = None if self.kind is str else read_number(text)
+        if number is None:
+            return otherwise
+        return number if self.kind is int else self.kind(number)
 
     def _problem(self, value: Any, user_input: Any, key: str = "") -> Problem:
         size = SIZES if self.kind is float and type(value) in (int, float) and not is_number(value) else ""

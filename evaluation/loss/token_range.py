@@ -102,8 +102,8 @@ def choose_range(
     available = length - start - 1
     if available < 1 or (count is not None and count > available):
         got = f"{directory}: its {split} stream has {counted(length, 'token')}"
-        wanted = f"wanted {counted(count or 1, 'token')} to predict after --from {start:,}"
-        raise BadInput(f"{got}, {wanted}; pass another --from or --count")
+        expected = f"wanted {counted(count or 1, 'token')} to predict after --from {start:,}"
+        raise BadInput(f"{got}, {expected}; pass another --from or --count")
     return Range(directory=directory, split=split, start=start, count=min(available, count or DEFAULT.count))
 
 

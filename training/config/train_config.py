@@ -15,7 +15,7 @@ from common.errors import BadInput, Problem, check_all, problem_of
 from common.files import is_folder
 from common.json_files import parse_json, read_json
 from common.output import Notice, note
-from common.text import either, quoted, read_number
+from common.text import either, quoted
 from model.config import ModelConfig, indivisible_sizes, shard_counts
 from model.stock import stock_class
 from training.config.key_groups import (
@@ -392,11 +392,9 @@ def _parse_override(section: str, key: str, text: str) -> Any:
     except ValueError:
         value = text  # a bare word is a string
     check = getattr(KEYS[section].get(key), "validator", None)
-    kind = check.kind if isinstance(check, ValueCheck) else str
-    # JSON already reads 1e6 as a float, which is what a key for floats needs.
-    if (kind is int and type(value) in (str, float)) or (kind is float and type(value) is str):
-        number = read_number(text)
-        return value if number is None else number
+    # JSON reads 1e6 as a float, which a key for integers refuses.
+    if isinstance(check, ValueCheck) and (type(value) is str or (check.kind is int and type(value) is float)):
+        return check.number_from(text, otherwise=value)
     return value
 
 

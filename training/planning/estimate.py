@@ -244,8 +244,8 @@ def _offer(
     plan, problem = None, None
     try:
         if node.gpus % tensor_size:
-            wanted = f"wanted a divisor of {node.gpus}, the machine's number of GPUs"
-            raise BadInput(f"tensor_parallel: got {tensor_size}, {wanted}")
+            expected = f"wanted a divisor of {node.gpus}, the machine's number of GPUs"
+            raise BadInput(f"tensor_parallel: got {tensor_size}, {expected}")
         smaller = train.replace(microbatch_size=_microbatch(train, machine, largest))
         plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
